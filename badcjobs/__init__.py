@@ -5,13 +5,13 @@ The Python interface: ``Recorder``, ``list_devices``, ``pick_devices``, ``open_j
 
 from __future__ import annotations
 
+from badcjobs.version import __version__
+
 TYPE_CHECKING = False  # type checkers treat it as true; importing it takes longer than the rest of this module
 if TYPE_CHECKING:
     from badcjobs.api.python import Recorder, list_devices, open_job, pick_devices
     from badcjobs.model import AlertLimits
     from badcjobs.telemetry.alerts import Alert
-
-__version__ = "0.1.0"
 
 __all__ = ["Alert", "AlertLimits", "Recorder", "__version__", "list_devices", "open_job", "pick_devices"]
 

@@ -44,7 +44,9 @@ def mask_value(value: Any) -> Any:
     """Return the value of a setting without secrets."""
     if isinstance(value, str):
         return mask(value)
-    return tuple(mask_words(value)) if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return tuple(mask_words(value))
+    return value
 
 
 def find_secrets(words: Sequence[str]) -> list[str]:

@@ -33,14 +33,15 @@ def shell_line(*words: str | Path) -> str:
 
     A Path is never read as an option.
     """
-    given = mask_words(
-        [f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word) for word in words]
-    )
-    escaped = [
-        os.fsencode(word).decode("latin-1").encode("unicode_escape").decode().replace("'", "\\'") for word in given
-    ]
-    both = zip(given, escaped, strict=True)
-    return " ".join(shlex.quote(word) if word.isprintable() else f"$'{odd}'" for word, odd in both)
+    texts = [f"./{word}" if isinstance(word, Path) and str(word).startswith("-") else str(word) for word in words]
+    return " ".join(map(_quote, mask_words(texts)))
+
+
+def _quote(word: str) -> str:
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = os.fsencode(word).decode("latin-1").encode("unicode_escape").decode()
+    return "$'" + escaped.replace("'", "\\'") + "'"
 
 
 class RunFolder:
@@ -51,7 +52,7 @@ class RunFolder:
         self.run_toml = path / "run.toml"
         self.tasks = path / "tasks"
         self.waiting = self.tasks / ".waiting"  # why tasks wait for devices, for ``monitor``
-        self.raw = path / "raw"  # output files of the engine, with --keep-raw
+        self.raw = path / "raw"  # output files of the engine, with run.keep_raw
         self.job_database = path / "job.sqlite"
         self.report = path / "report.html"
 
@@ -123,13 +124,15 @@ class RunFolder:
         Databases that are merged into job.sqlite are left out, and those of other indices of our array: their shards
         are disjoint from ours. The folder is listed once, for an array of any size.
         """
-        found = []
+        databases = []
         for path in sorted(self.tasks.glob("*.sqlite")):
-            other = TaskKey.parse(path.stem)
-            sibling = other is not None and other.is_sibling_of(key)
-            if not path.name.startswith(".") and path.name not in merged and not sibling and path.is_file():
-                found.append(path)
-        return found
+            if path.name.startswith(".") or path.name in merged:
+                continue
+            its_key = TaskKey.parse(path.stem)
+            is_sibling = its_key is not None and its_key.is_sibling_of(key)
+            if not is_sibling and path.is_file():
+                databases.append(path)
+        return databases
 
 
 class LocalFolder:
@@ -140,7 +143,8 @@ class LocalFolder:
         self.wrapper_file = path / "wrapper.sqlite"
         self.recorder_file = path / "recorder.sqlite"
         self.recorder_snapshot = path / "recorder.snapshot.sqlite"
-        self.owner_file = path / "owner.json"
+        self.owner_file = path / "owner.json"  # locked by the task
+        self.publisher_file = path / "publisher.lock"  # locked by a process that publishes for a killed task
         self.latest_file = path / "latest.json"  # the last reading of each device
         self.watched_file = path / "watched"  # touched by each reader of that file
         self.scratch = path / "scratch"
@@ -224,5 +228,8 @@ ANOTHER_CACHE = "try: export XDG_CACHE_HOME=/a/folder/that/jobs/can/write"
 
 def user_cache(environ: Mapping[str, str]) -> Path | None:
     """Return our folder in the user's cache; None: no home folder is known."""
-    home = environ.get("XDG_CACHE_HOME") or (environ.get("HOME") and f"{environ['HOME']}/.cache")
-    return Path(home) / "badcjobs" if home else None
+    if environ.get("XDG_CACHE_HOME"):
+        return Path(environ["XDG_CACHE_HOME"]) / "badcjobs"
+    if environ.get("HOME"):
+        return Path(environ["HOME"]) / ".cache/badcjobs"
+    return None

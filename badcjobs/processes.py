@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from badcjobs.errors import BadInput, NotHere
-from badcjobs.model import WorkerPlan
+from badcjobs.model import Device, WorkerPlan
+from badcjobs.seams import Environ
 from badcjobs.small_files import open_regular
 
 if TYPE_CHECKING:
@@ -38,13 +39,15 @@ if TYPE_CHECKING:
 # Python 3.10 has no -P. Without it, a module in the working folder, perhaps of another user, would replace ours.
 PYTHON = (sys.executable, *(["-P"] if sys.version_info >= (3, 11) else []))
 Process: TypeAlias = "subprocess.Popen[bytes] | FifoProcess | ForkedProcess"
+Pipe = IO[bytes] | None
 
 # Every process of a worker has this variable: the recorder finds them by it when the wrapper was killed.
 TASK_MARK = "BADCJOBS_TASK"
 _PREFIX_MARK = "BADCJOBS_PREFIX"  # every process started by one prefix has this one
 
 MPS_PIPE = "CUDA_MPS_PIPE_DIRECTORY"
-USUAL_MPS_PIPE, _NO_PIPE = Path("/tmp/nvidia-mps"), "/nonexistent"  # CUDA looks in the first without the variable
+USUAL_MPS_PIPE = Path("/tmp/nvidia-mps")  # CUDA looks there without the variable
+_NO_PIPE = "/nonexistent"
 _CONTAINERS = ("", "APPTAINERENV_", "SINGULARITYENV_")  # the container removes the prefix inside
 _ROCR = "ROCR_VISIBLE_DEVICES"
 # Their numbers count only the devices that ROCR shows, so they would be wrong with one device.
@@ -53,7 +56,8 @@ _COUNT_WITHIN_ROCR = ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE
 _PR_SET_PDEATHSIG = 1
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
-_EXEC_TRIES, _EXEC_S = 20, 0.001
+_EXEC_TRIES = 20
+_EXEC_S = 0.001
 _LONGEST_END_S = 300.0  # a profiler writes its report after the program has ended, and the report may be large
 _END_BYTES = 8 << 20  # read at each end of a file: all of a program; in larger models the parts with checksums
 _ANSWER_S = 60.0  # a fork takes milliseconds
@@ -91,7 +95,8 @@ class Launcher:
     """
 
     def __init__(self, mark: str, prefix: Sequence[str] = ()) -> None:
-        self._mark, self.marks = mark, {TASK_MARK: mark}  # in the environment of all its programs
+        self._mark = mark
+        self.marks = {TASK_MARK: mark}  # in the environment of all its programs
         self._prefix = prefix
         self._numbers = itertools.count(1)
         self._behind: dict[int, str] = {}  # pid of a prefix → the mark of all its processes
@@ -100,7 +105,7 @@ class Launcher:
         self,
         argv: Sequence[str],
         *,
-        env: Mapping[str, str],
+        env: Environ,
         cwd: Path | None,
         stderr: Path,
         pipes: bool = False,
@@ -111,31 +116,22 @@ class Launcher:
 
         The pipes bypass a prefix; its own output is appended to the same file. It keeps the files ``keep`` open.
         """
-        marks = dict(self.marks)
-
-        def spawn(words: Sequence[str], *, pipes: bool = False) -> subprocess.Popen[bytes]:
-            with stderr.open("ab") as log:
-                return subprocess.Popen(
-                    list(words),
-                    stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
-                    stdout=subprocess.PIPE if pipes else log,
-                    stderr=log,
-                    env={**env, **marks},
-                    cwd=cwd,
-                    start_new_session=True,
-                    pass_fds=keep,
-                    preexec_fn=partial(bind_to_parent, receives_term=receives_term),  # no locks
-                )
-
+        env = {**env, **self.marks}
+        spawn = partial(_spawn, cwd=cwd, stderr=stderr, receives_term=receives_term, keep=keep)
         if not self._prefix:
-            return spawn(argv, pipes=pipes)
+            return spawn(argv, env, pipes=pipes)
+
         number = str(next(self._numbers))
-        marks[_PREFIX_MARK] = f"{self._mark}-{number}"
-        words = self.prefix_for(number)
-        place = stderr.absolute().parent / f"pipes-{self._mark}-{number}"
-        shell = ["/bin/sh", "-c", _CONNECT_PIPES, str(place)]
-        process = FifoProcess(place, partial(spawn, [*words, *shell, *argv])) if pipes else spawn([*words, *argv])
-        self._behind[process.pid] = marks[_PREFIX_MARK]
+        prefix = self.prefix_for(number)
+        env[_PREFIX_MARK] = f"{self._mark}-{number}"
+        process: Process
+        if pipes:
+            place = stderr.absolute().parent / f"pipes-{self._mark}-{number}"
+            shell = ["/bin/sh", "-c", _CONNECT_PIPES, str(place)]
+            process = FifoProcess(place, partial(spawn, [*prefix, *shell, *argv], env))
+        else:
+            process = spawn([*prefix, *argv], env)
+        self._behind[process.pid] = env[_PREFIX_MARK]
         return process
 
     def kill(self, process: Process) -> None:
@@ -150,24 +146,61 @@ class Launcher:
         return [word.replace("{worker}", f"{self._mark}-{worker}") for word in self._prefix]
 
 
-def worker_environment(environ: Mapping[str, str], plan: WorkerPlan) -> dict[str, str]:
+def _spawn(
+    argv: Sequence[str],
+    env: Environ,
+    *,
+    cwd: Path | None,
+    stderr: Path,
+    receives_term: bool,
+    keep: Sequence[int],
+    pipes: bool = False,
+) -> subprocess.Popen[bytes]:
+    with stderr.open("ab") as log:
+        return subprocess.Popen(
+            list(argv),
+            stdin=subprocess.PIPE if pipes else subprocess.DEVNULL,
+            stdout=subprocess.PIPE if pipes else log,
+            stderr=log,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
+            pass_fds=keep,
+            preexec_fn=partial(bind_to_parent, receives_term=receives_term),  # no locks
+        )
+
+
+def worker_environment(environ: Environ, plan: WorkerPlan) -> dict[str, str]:
     """Return the environment of a worker: the task's own, with only one visible device, even in a container."""
-    device, env = plan.device, dict(environ)
+    device = plan.device
+    env = dict(environ)
+    env["BADCJOBS_DEVICE_UUID"] = (device and device.uuid) or ""
+    env.setdefault("OMP_NUM_THREADS", str(plan.threads))
+
+    variables = _show_only(device)
     if device is not None and device.vendor == "amd":
-        lists = {_ROCR: device.pin}
         for name in _COUNT_WITHIN_ROCR:
             for prefix in _CONTAINERS:
                 env.pop(prefix + name, None)
-    else:
-        lists = {"CUDA_VISIBLE_DEVICES": device.pin if device else "", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-        # HIP ignores an empty CUDA_VISIBLE_DEVICES and shows all devices; ROCR obeys an empty list.
-        lists |= {} if device else {_ROCR: ""}
-        is_near = MPS_PIPE in environ or USUAL_MPS_PIPE.exists()  # a daemon that this worker shall not use
-        lists |= {MPS_PIPE: plan.pipe or _NO_PIPE} if plan.pipe or is_near else {}
-    env |= {prefix + name: value for name, value in lists.items() for prefix in _CONTAINERS}
-    env["BADCJOBS_DEVICE_UUID"] = (device.uuid or "") if device else ""
-    env.setdefault("OMP_NUM_THREADS", str(plan.threads))
+    elif plan.pipe:
+        variables[MPS_PIPE] = plan.pipe
+    elif MPS_PIPE in environ or USUAL_MPS_PIPE.exists():  # a daemon that this worker shall not use
+        variables[MPS_PIPE] = _NO_PIPE
+
+    for name, value in variables.items():
+        for prefix in _CONTAINERS:
+            env[prefix + name] = value
     return env
+
+
+def _show_only(device: Device | None) -> dict[str, str]:
+    """Return the variables that show a program only this device; None: no device."""
+    if device is None:
+        # HIP ignores an empty CUDA_VISIBLE_DEVICES and shows all devices; ROCR obeys an empty list.
+        return {"CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", _ROCR: ""}
+    if device.vendor == "amd":
+        return {_ROCR: device.pin}
+    return {"CUDA_VISIBLE_DEVICES": device.pin, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 def last_lines(path: Path, limit: int = 2000) -> str:
@@ -215,8 +248,8 @@ class FifoProcess:
         read_out = os.open(place / "out", os.O_RDONLY | os.O_NONBLOCK)
         self._kept = [os.open(place / "in", os.O_RDONLY | os.O_NONBLOCK), os.open(place / "out", os.O_WRONLY)]
         os.set_blocking(read_out, True)
-        self.stdin: IO[bytes] | None = os.fdopen(os.open(place / "in", os.O_WRONLY), "wb")
-        self.stdout: IO[bytes] | None = os.fdopen(read_out, "rb")
+        self.stdin: Pipe = os.fdopen(os.open(place / "in", os.O_WRONLY), "wb")
+        self.stdout: Pipe = os.fdopen(read_out, "rb")
         self.returncode: int | None = None
         try:
             self._process = start()
@@ -259,33 +292,33 @@ class ForkParent:
         self,
         launcher: Launcher,
         argv: Callable[[int], Sequence[str]],
-        env: Mapping[str, str],
+        env: Environ,
         cwd: Path,
         *,
         limit_s: float,
     ) -> None:
-        self._env, self._lock = env, threading.Lock()
+        self._env = env
+        self._lock = threading.Lock()
         self._why = "the process that imports HawkEars has ended"  # if it gives no answer
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         started: Future[Process] = Future()
 
         def hold() -> None:
-            keep, nothing = [theirs.fileno()], Path(os.devnull)
+            fd = theirs.fileno()
             try:
-                started.set_result(launcher.start(argv(*keep), env=env, cwd=cwd, stderr=nothing, keep=keep))
+                process = launcher.start(argv(fd), env=env, cwd=cwd, stderr=Path(os.devnull), keep=[fd])
             except BaseException as error:
                 started.set_exception(error)
-            else:
-                started.result().wait()
+                return
+            started.set_result(process)
+            process.wait()
 
         with theirs:
             threading.Thread(target=hold, name="fork parent", daemon=True).start()
             self.pid = started.result().pid
         self.facts = self._ask(None, limit_s=limit_s)
 
-    def start(
-        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: Path | None, stderr: Path, pipes: bool
-    ) -> ForkedProcess:
+    def start(self, argv: Sequence[str], *, env: Environ, cwd: Path | None, stderr: Path, pipes: bool) -> ForkedProcess:
         """Fork a worker; the program in ``argv``, the folder and the mark of the task are those of the parent."""
         order = {
             "args": argv[2:],
@@ -297,9 +330,11 @@ class ForkParent:
             read_out, write_out = os.pipe()
             for fd in (read_in, write_out):
                 theirs.callback(os.close, fd)
-            stdin, stdout = os.fdopen(write_in, "wb"), os.fdopen(read_out, "rb")
+            stdin = os.fdopen(write_in, "wb")
+            stdout = os.fdopen(read_out, "rb")
             log = theirs.enter_context(stderr.open("ab"))
-            return ForkedProcess(self._ask(order, [read_in, write_out, log.fileno()])["pid"], stdin, stdout, self)
+            pid = self._ask(order, [read_in, write_out, log.fileno()])["pid"]
+            return ForkedProcess(pid, stdin, stdout, self)
 
     def reap(self, pid: int) -> int | None:
         """Return the exit code of a worker; None: it still runs."""
@@ -339,20 +374,21 @@ class ForkedProcess:
     """A worker that a parent has forked; only the parent can wait for it."""
 
     pid: int
-    stdin: IO[bytes] | None
-    stdout: IO[bytes] | None
+    stdin: Pipe
+    stdout: Pipe
     _parent: ForkParent
     returncode: int | None = None
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end and return the exit code."""
-        end_s = time.monotonic() + (float("inf") if timeout is None else timeout)
+        started_s = time.monotonic()
         while self.returncode is None:
             self.returncode = self._parent.reap(self.pid)
-            if self.returncode is None:
-                if time.monotonic() > end_s:
-                    raise subprocess.TimeoutExpired("worker", timeout or 0.0)
-                time.sleep(_POLL_S)
+            if self.returncode is not None:
+                break
+            if timeout is not None and time.monotonic() - started_s > timeout:
+                raise subprocess.TimeoutExpired("worker", timeout)
+            time.sleep(_POLL_S)
         return self.returncode
 
 
@@ -376,7 +412,7 @@ def end_leftovers(mark: str, name: str = TASK_MARK) -> int:
 
 def _environ(process: psutil.Process) -> Mapping[str, str]:
     """Return the environment of a process; it is empty for a moment during exec."""
-    environ: Mapping[str, str] = process.environ()
+    environ = process.environ()
     for _ in range(_EXEC_TRIES):
         if environ or not process.exe():  # kernel threads have neither
             break
@@ -395,14 +431,15 @@ def fingerprint_of(files: Iterable[Path], *, content: bool = True) -> str | None
     """
     import hashlib  # late: it loads a cryptographic library of 4 MB, which the recorder does not need
 
-    digest, found = hashlib.sha256(), False
+    digest = hashlib.sha256()
+    file_exists = False
     for path in sorted(files):
         try:
             state = path.stat()
         except OSError:
             continue
         digest.update(f"{path.name}\0{state.st_size}\0".encode(errors="replace"))
-        found = True
+        file_exists = True
         if not content:
             continue
         try:
@@ -412,4 +449,4 @@ def fingerprint_of(files: Iterable[Path], *, content: bool = True) -> str | None
                 digest.update(file.read(_END_BYTES))
         except OSError:  # executable, but not readable
             digest.update(str(state.st_mtime_ns).encode())
-    return digest.hexdigest()[:8] if found else None
+    return digest.hexdigest()[:8] if file_exists else None

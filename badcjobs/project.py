@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from badcjobs.errors import BadInput
-from badcjobs.model import AlertHooks, AlertLimits, NamePattern, parse_patterns, parse_time_zone
+from badcjobs.model import (
+    AlertHooks,
+    AlertLimits,
+    NamePattern,
+    ProjectPlaces,
+    parse_patterns,
+    parse_place,
+    parse_time_zone,
+)
 from badcjobs.paths import shell_line
 from badcjobs.settings import (
     OPTIONS_ONLY,
@@ -42,9 +50,10 @@ from badcjobs.trust import Trust
 NAME = "badcjobs.toml"
 _KEY_VALUE = re.compile(r"([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _FOUND = "found:"  # before a file that submit has found, so that each task checks it again
-_OF_RUN_TOML = ("array", "billing", "origin", "written_by")  # --config accepts a run.toml
+_OF_RUN_TOML = ("array", "billing", "filelist_sha256", "origin", "written_by")  # --config accepts a run.toml
 _MORE_OF_RUN = ("alerts.", "recordings.", "site")  # keys that a run reads besides those of [run]
-Made = TypeVar("Made", RunSettings, SubmitSettings, PlanSettings, ProbeSettings)
+_OF_A_PLACE = ("region", "latitude", "longitude", "date")
+Settings = TypeVar("Settings", RunSettings, SubmitSettings, PlanSettings, ProbeSettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,7 @@ class Project:
     hooks: AlertHooks = field(default_factory=AlertHooks)
     patterns: tuple[NamePattern, ...] = ()
     time_zone: tzinfo | None = None  # of the recorders' clocks; None: not known
+    places: ProjectPlaces = field(default_factory=ProjectPlaces)
     programs: Mapping[str, str] = field(default_factory=dict)  # of the file, by key: "run.command"
     word: str | None = None  # of --config, for the file, and for tasks to find it; "": no file
 
@@ -67,9 +77,8 @@ class Project:
 
         An empty FILE means no file. ``trust``: refuse programs in these tables of a file that is not named.
         """
-        found = [(word, _KEY_VALUE.fullmatch(word)) for word in words]
-        files = [word for word, pair in found if pair is None]
-        keys = {pair[1]: parse_value(pair[2]) for _, pair in found if pair is not None}
+        files = [word for word in words if is_config_file(word)]
+        keys = dict(_parse_key_value(word) for word in words if not is_config_file(word))
         if "" in files:
             return replace(cls.parse({}, keys=keys), word="")
         if len(files) > 1:
@@ -78,15 +87,20 @@ class Project:
                 why="settings come from one file; single keys can be added",
                 fix=f"--config {shell_line(files[0])} --config run.grace_s=60",
             )
-        file = cwd / files[0].removeprefix(_FOUND) if files else find_project_file(cwd)
-        table, _, key = files[0].rpartition(".") if files else ("", "", "")
-        if file is not None and key in SETTINGS.get(table, ()) and not file.exists():
-            raise BadInput(f"--config {files[0]} has no value", fix=f"--config {files[0]}=VALUE")
-        if file is None:
-            return cls.parse({}, keys=keys)
+        if files:
+            file = cwd / files[0].removeprefix(_FOUND)
+            if files[0] in _KEYS and not file.exists():
+                raise BadInput(f"--config {files[0]} has no value", fix=f"--config {files[0]}=VALUE")
+        else:
+            nearest_file = find_project_file(cwd)
+            if nearest_file is None:
+                return cls.parse({}, keys=keys)
+            file = nearest_file
+
         document, text, status = read_toml(file)
         project = replace(cls.parse(document, text, file, keys), word=str(file))
-        if trust is None or (files and not files[0].startswith(_FOUND)):
+        is_named = bool(files) and not files[0].startswith(_FOUND)
+        if trust is None or is_named:
             return project
         programs = {key: value for key, value in project.programs.items() if key.startswith(tables)}
         if trust.check(file, status, programs, warn=not files):
@@ -103,16 +117,18 @@ class Project:
     ) -> Project:
         """Check a document and single keys; ``text`` is that of the file, for line numbers in messages."""
         source = _Source(document, text, file, keys or {})
-        mistakes = [*source.unknown()]
-        values: dict[str, dict[str, Any]] = {}
+        mistakes = list(source.find_unknown())
+        values = {}
         for table in ("", *TABLES):
-            in_file = check_values(table, source.in_file(table), partial(source.place, table), mistakes)
-            values[table] = absolute_paths(in_file, table, file.parent) if file else in_file
+            values[table] = check_values(table, source.in_file(table), partial(source.place, table), mistakes)
+            if file is not None:
+                values[table] = absolute_paths(values[table], table, file.parent)
             values[table] |= check_values(table, source.alone(table), partial(_key_place, table), mistakes)
         limits, hooks = source.alerts(mistakes)
         patterns, time_zone = source.recordings(mistakes)
+        places = source.places(mistakes)
         refuse(mistakes, "badcjobs guide settings   (lists every key)")
-        return cls(file, values, source.keys, limits, hooks, patterns, time_zone, dict(source.programs()))
+        return cls(file, values, source.keys, limits, hooks, patterns, time_zone, places, dict(source.programs()))
 
     @property
     def site(self) -> str | None:
@@ -122,48 +138,57 @@ class Project:
     @property
     def origin(self) -> str:
         """The file and the program that it puts before the engine; empty without a file."""
+        if self.file is None:
+            return ""
         prefix = self.get("run", "engine_prefix")
-        return f"{self.file or ''}{f'; engine_prefix = {prefix}' if self.file and prefix else ''}"
+        if not prefix:
+            return str(self.file)
+        return f"{self.file}; engine_prefix = {prefix}"
 
     def get(self, table: str, key: str) -> Any:
         """Return one value; None: not set."""
         return self.values.get(table, {}).get(key)
 
-    def make(self, kind: type[Made], flags: Mapping[str, Any], command: str, collect: list[str] | None = None) -> Made:
+    def make(
+        self, kind: type[Settings], flags: Mapping[str, Any], command: str, collect: list[str] | None = None
+    ) -> Settings:
         """Return a table with these options, by key (None: not given); all mistakes are in one message.
 
         ``collect``: mistakes are added to it instead, and the values that are wrong are left out.
         """
-        table = next(name for name, one in TABLES.items() if one is kind)
-        mistakes: list[str] = [] if collect is None else collect
-        given = {key: value for key, value in flags.items() if value is not None}
-        values: dict[str, Any] = {**self.values.get(table, {})}
-        values |= check_values(table, given, lambda key: SETTINGS[table][key].option, mistakes)
-        more: dict[str, Any] = {}
+        table = next(name for name, settings in TABLES.items() if settings is kind)
+        mistakes = [] if collect is None else collect
+        values = dict(self.values.get(table, {}))
+        options = {key: value for key, value in flags.items() if value is not None}
+        values |= check_values(table, options, lambda key: SETTINGS[table][key].option, mistakes)
+        of_project = {}
         if kind is RunSettings:
             mistakes += contradictions(values)
             values.setdefault("engine", "command" if values.get("command") else "hawkears")
-            more = {"alerts": self.alerts, "hooks": self.hooks, "patterns": self.patterns, "origin": self.origin}
-            if out := values.pop("out", None):  # "": an empty shell variable
+            out = values.pop("out", None)
+            if out:  # "": an empty shell variable
                 values["out"] = Path(out)
+            of_project = {name: getattr(self, name) for name in ("alerts", "hooks", "patterns", "places", "origin")}
         if collect is None:
             refuse(mistakes, f"badcjobs {command} --help")
-        return kind(**{SETTINGS[table][key].name: value for key, value in values.items()}, **more)
+        return kind(**{SETTINGS[table][key].name: value for key, value in values.items()}, **of_project)
 
     def words(self) -> list[str]:
         """Return the project as values of ``--config``."""
-        keys = [f"{key}={value_text(value)}" for key, value in self.keys.items()]
-        return keys if self.word is None else [self.word, *keys]
+        words = [f"{key}={value_text(value)}" for key, value in self.keys.items()]
+        if self.word is not None:
+            words.insert(0, self.word)
+        return words
 
     def run_words(self, flags: Mapping[str, Any], cwd: Path) -> list[str]:
         """Return it, and these options by key, as options of a ``badcjobs run`` that may start in any folder."""
-        more = {k: one for k, one in self.keys.items() if k.startswith(_MORE_OF_RUN)}
-        others = replace(self, keys=absolute_paths(more, "", cwd))
-        alone = {k.removeprefix("run."): one for k, one in self.keys.items() if k.startswith("run.")}
-        given = alone | {key: value for key, value in flags.items() if value is not None}
+        more = {key: value for key, value in self.keys.items() if key.startswith(_MORE_OF_RUN)}
+        without_run = replace(self, keys=absolute_paths(more, "", cwd))
+        options = {key[4:]: value for key, value in self.keys.items() if key.startswith("run.")}
+        options |= {key: value for key, value in flags.items() if value is not None}
         return [
-            *(f"--config={word}" for word in others.words()),
-            *option_words(absolute_paths(given, "run", cwd)),
+            *(f"--config={word}" for word in without_run.words()),
+            *option_words(absolute_paths(options, "run", cwd)),
         ]
 
 
@@ -171,12 +196,20 @@ def find_project_file(cwd: Path) -> Path | None:
     """Return the nearest badcjobs.toml, from a folder upwards; None: there is none."""
     folder = cwd.absolute()
     # Unlike Path.is_file, os.path.isfile does not raise where a folder above cannot be searched.
-    return next((one / NAME for one in (folder, *folder.parents) if os.path.isfile(one / NAME)), None)  # noqa: PTH113
+    for ancestor in (folder, *folder.parents):
+        if os.path.isfile(ancestor / NAME):  # noqa: PTH113
+            return ancestor / NAME
+    return None
 
 
 def is_config_file(word: str) -> bool:
     """Say whether a value of ``--config`` is a file, not a key."""
     return _KEY_VALUE.fullmatch(word) is None
+
+
+def _parse_key_value(word: str) -> tuple[str, Any]:
+    key, _, text = word.partition("=")
+    return key, parse_value(text)
 
 
 def _key_place(table: str, key: str) -> str:
@@ -185,6 +218,26 @@ def _key_place(table: str, key: str) -> str:
 
 def _dotted(table: str, key: str) -> str:
     return f"{table}.{key}" if table else key
+
+
+_KEYS = [_dotted(table, key) for table in SETTINGS for key in SETTINGS[table]]
+_TABLES = [table for table in SETTINGS if table]
+
+
+def _find_key_problem(key: str) -> str | None:
+    """Return why there is no such key, to continue its place; None: it exists."""
+    name = key.rpartition(".")[2]
+    if name in OPTIONS_ONLY:
+        return f": this can only be an option, --{name}, because it is different in every call"
+    if key in _TABLES:
+        return f" is a table: --config {key}.KEY=VALUE"
+    if key in _KEYS:
+        return None
+    keys_by_name = {known.rpartition(".")[2]: known for known in reversed(_KEYS)}
+    similar = name if name in keys_by_name else nearest(name, [*keys_by_name, *_TABLES])
+    if similar is None:
+        return ": unknown key"
+    return f": unknown key; did you mean {keys_by_name.get(similar, similar)}?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,13 +253,21 @@ class _Source:
         """Return a table of the file; "" is its top."""
         if not table:
             return {key: value for key, value in self.document.items() if key in SETTINGS[""]}
-        found = self.document.get(table, {})
-        return dict(found) if isinstance(found, dict) else {}
+        values = self.document.get(table, {})
+        return dict(values) if isinstance(values, dict) else {}
 
     def alone(self, table: str) -> dict[str, Any]:
         """Return the keys of ``--config`` that belong to a table."""
-        split = [(key.rpartition("."), value) for key, value in self.keys.items()]
-        return {key: value for (owner, _, key), value in split if owner == table}
+        values = {}
+        for dotted, value in self.keys.items():
+            owner, _, key = dotted.rpartition(".")
+            if owner == table:
+                values[key] = value
+        return values
+
+    def whole(self, table: str) -> dict[str, Any]:
+        """Return a table of the file with the keys of ``--config``."""
+        return self.in_file(table) | self.alone(table)
 
     def programs(self) -> Iterator[tuple[str, str]]:
         """Yield each key that names programs, with its value."""
@@ -218,55 +279,71 @@ class _Source:
 
     def place(self, table: str, key: str) -> str:
         """Return the place of a value: file, line and key."""
+        place = str(self.file)
         line = _lines_of(self.text).get(_dotted(table, key))
-        return f"{self.file}{'' if line is None else f', line {line}'}: {f'[{table}] ' if table else ''}{key}"
+        if line is not None:
+            place += f", line {line}"
+        if table:
+            return f"{place}: [{table}] {key}"
+        return f"{place}: {key}"
 
-    def unknown(self) -> Iterator[str]:
+    def find_unknown(self) -> Iterator[str]:
         """Yield each unknown key with the nearest known one."""
-        known = [_dotted(table, key) for table, keys in SETTINGS.items() for key in keys]
-        names = {key.rpartition(".")[2]: key for key in reversed(known)}
-        tables = [table for table in SETTINGS if table]
         places = {key: f"--config {key}" for key in self.keys}
         for name, value in self.document.items():
-            if name in tables and isinstance(value, dict):
+            if name in _TABLES and isinstance(value, dict):
                 places |= {f"{name}.{key}": self.place(name, key) for key in value}
-            elif name in tables:
+            elif name in _TABLES:
                 yield f"{self.place('', name)} must be a table: [{name}]"
             elif name not in _OF_RUN_TOML:
                 places[name] = self.place("", name)
         for key, place in places.items():
-            bare = key.rpartition(".")[2]
-            if bare in OPTIONS_ONLY:
-                yield f"{place}: this can only be an option, --{bare}, because it is different in every call"
-            elif key in tables:
-                yield f"{place} is a table: --config {key}.KEY=VALUE"
-            elif key not in known:
-                near = bare if bare in names else nearest(bare, [*names, *tables])
-                yield f"{place}: unknown key" + (f"; did you mean {names.get(near, near)}?" if near else "")
+            problem = _find_key_problem(key)
+            if problem is not None:
+                yield place + problem
 
     def alerts(self, mistakes: list[str]) -> tuple[AlertLimits, AlertHooks]:
         """Return the table [alerts]."""
-        table = self.in_file("alerts") | self.alone("alerts")
-        parts = [{f.name: table[f.name] for f in fields(kind) if f.name in table} for kind in (AlertLimits, AlertHooks)]
-        limits, hooks = AlertLimits(**parts[0]), AlertHooks(**parts[1])
+        table = self.whole("alerts")
+        limits = AlertLimits(**{part.name: table[part.name] for part in fields(AlertLimits) if part.name in table})
+        hooks = AlertHooks(**{part.name: table[part.name] for part in fields(AlertHooks) if part.name in table})
         mistakes += [self._placed("alerts", problem) for problem in (*limits.problems(), *hooks.problems())]
-        whole = {key: float(value) for key, value in asdict(limits).items() if type(value) is int}
-        return replace(limits, **whole), hooks
+        integers = {key: float(value) for key, value in asdict(limits).items() if type(value) is int}
+        return replace(limits, **integers), hooks
 
     def recordings(self, mistakes: list[str]) -> tuple[tuple[NamePattern, ...], tzinfo | None]:
         """Return the patterns and the time zone of the table [recordings]."""
-        table, zone = self.in_file("recordings") | self.alone("recordings"), None
+        table = self.whole("recordings")
+        time_zone = None
         texts = table.get("patterns", [])
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             mistakes.append(self._placed("recordings", f"patterns = {texts!r} must be a list of strings"))
             texts = []
-        found, wrong = parse_patterns(texts)
-        mistakes += [self._placed("recordings", f"patterns: {words}") for words in wrong]
+        patterns, problems = parse_patterns(texts)
+        mistakes += [self._placed("recordings", f"patterns: {problem}") for problem in problems]
         try:
-            zone = parse_time_zone(str(table.get("time_zone", "")))
+            time_zone = parse_time_zone(str(table.get("time_zone", "")))
         except ValueError as error:
             mistakes.append(self._placed("recordings", f"time_zone: {error}"))
-        return found, zone
+        return patterns, time_zone
+
+    def places(self, mistakes: list[str]) -> ProjectPlaces:
+        """Return the places in the table [recordings]: of all recordings, and by study area."""
+        table = self.whole("recordings")
+        everywhere, problems = parse_place({key: table[key] for key in _OF_A_PLACE if key in table})
+        study_areas = {}
+        areas = table.get("study_areas", {})
+        if not isinstance(areas, dict) or not all(isinstance(keys, dict) for keys in areas.values()):
+            problems.append('study_areas must be tables: [recordings.study_areas."NAME"]')
+            areas = {}
+        if areas and not any("{study_area}" in str(pattern) for pattern in table.get("patterns", ())):
+            problems.append("study_areas: no pattern says which recordings are in them")
+        for name, keys in areas.items():
+            study_areas[name], problems_here = parse_place(keys)
+            problems_here += [f"{key}: unknown key" for key in keys if key not in _OF_A_PLACE]
+            problems += [f"study_areas: {name}: {problem}" for problem in problems_here]
+        mistakes += [self._placed("recordings", problem) for problem in problems]
+        return ProjectPlaces(everywhere, study_areas)
 
     def _placed(self, table: str, problem: str) -> str:
         """Replace the key at the beginning of a problem by its place."""
@@ -282,9 +359,11 @@ def _lines_of(text: str) -> Mapping[str, int]:
     current = ""
     lines: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), start=1):
-        if header := re.match(r"\s*\[\s*([\w.-]+)\s*\]", line):
+        header = re.match(r"\s*\[\s*([\w.-]+)\s*\]", line)
+        if header:
             current = header[1]
             lines.setdefault(current, number)
-        if pair := re.match(r"""\s*["']?([\w.-]+)["']?\s*=""", line):
-            lines.setdefault(_dotted(current, pair[1]), number)
+        assignment = re.match(r"""\s*["']?([\w.-]+)["']?\s*=""", line)
+        if assignment:
+            lines.setdefault(_dotted(current, assignment[1]), number)
     return lines

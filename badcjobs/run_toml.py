@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from badcjobs.project import Project
 from badcjobs.settings import SETTINGS, RunSettings, absolute_paths, option_words, read_toml, to_toml
 from badcjobs.trust import Trust
 
-_OF_ONE_TASK = ("shard", "resume", "retry_failed", "stop_after")  # they may differ between tasks
+_OF_ONE_TASK = ("shard", "resume", "retry_failed", "stop_after", "filelist_digest")  # they may differ between tasks
 _PLACES = ("source", "root")
-_PATTERNS = "[recordings] patterns"
+_RECORDINGS = "[recordings]"
 _MOST_INDICES = 4_000_001  # of an array in Slurm
+_HIGHEST_WEIGHT = 1e9
 _LONGEST_COMMAND = 4000  # characters; about the limit of one line in a terminal
 
 
@@ -33,45 +35,40 @@ class FrozenRun:
     patterns: tuple[str, ...] = ()  # the meaning of recording paths
     billing: Billing | None = None  # of the site, so that a report needs no site file
     origin: str = ""  # of the settings of the first task; not read again
+    places: Mapping[str, object] = field(default_factory=dict)  # keys of [recordings]
+    filelist_sha256: str = ""  # of the list of the first task; later lists may have more rows
 
     @classmethod
     def of(cls, settings: RunSettings, array: ArrayShape | None, cwd: Path) -> FrozenRun:
         """Return the frozen settings of this task; paths are absolute, so that tasks may start in any folder."""
-        frozen = {key: getattr(settings, one.name) for key, one in SETTINGS["run"].items() if one.frozen}
+        frozen = {key: getattr(settings, setting.name) for key, setting in SETTINGS["run"].items() if setting.frozen}
+        if frozen["chunk_length"] is None:
+            del frozen["overlap"]  # without effect
         values = absolute_paths(frozen, "run", cwd)
-        if values["chunk_length"] is None:
-            del values["overlap"]  # without effect
-        patterns = tuple(pattern.text for pattern in settings.patterns)
-        given = {k: value for k, value in values.items() if value is not None}
-        return cls(given, array, patterns, settings.billing, settings.origin)
+        return cls(
+            settings={key: value for key, value in values.items() if value is not None},
+            array=array,
+            patterns=tuple(pattern.text for pattern in settings.patterns),
+            billing=settings.billing,
+            origin=settings.origin,
+            places=settings.places.to_keys(),
+            filelist_sha256=digest_filelist(settings, cwd),
+        )
 
     @classmethod
     def read(cls, path: Path, trust: Trust | None = None) -> FrozenRun | None:
         """Read run.toml; None: no task has written it yet. ``trust``: refuse programs if it is not trusted."""
         if not is_there(path) and not path.is_symlink():
             return None
-        (document, text, status), mistakes, project = read_toml(path), list[str](), Project()
+        document, text, status = read_toml(path)
+        mistakes: list[str] = []
+        project = Project()
         try:
             project = Project.parse(document, text, path)
         except BadInput as error:
             mistakes += (error.why or error.what).splitlines()
-        shape, array, billing = document.get("array"), None, None
-        try:
-            billing = Billing(**document["billing"]) if "billing" in document else None
-            *weights, rule = astuple(billing or Billing(0))
-            if rule not in ("max", "sum") or not all(type(one) in (int, float) and 0 <= one <= 1e9 for one in weights):
-                raise TypeError
-        except TypeError:
-            mistakes.append("[billing] must have gpu, memory_gb and cpu, numbers from 0 to 1e9, and rule, max or sum")
-        if (
-            isinstance(shape, dict)
-            and {*shape} == {"first", "step", "count"}
-            and all(type(value) is int and 0 <= value <= _MOST_INDICES for value in shape.values())
-            and shape["step"] > 0
-        ):
-            array = ArrayShape(**shape)
-        elif shape is not None:
-            mistakes.append("[array] must have the whole numbers first, step (above 0) and count")
+        billing = _parse_billing(document.get("billing"), mistakes)
+        array = _parse_array(document.get("array"), mistakes)
         if mistakes:
             raise BadInput(
                 f"{path} was changed after the first task wrote it",
@@ -80,65 +77,137 @@ class FrozenRun:
             )
         if trust is not None:
             trust.check(path, status, project.programs)
-        return cls(dict(project.values["run"]), array, tuple(pattern.text for pattern in project.patterns), billing)
+        return cls(
+            settings=dict(project.values["run"]),
+            array=array,
+            patterns=tuple(pattern.text for pattern in project.patterns),
+            billing=billing,
+            places=project.places.to_keys(),
+            filelist_sha256=str(document.get("filelist_sha256", "")),
+        )
 
     @property
     def cutting(self) -> Cutting:
         """How the recordings of this run are cut into chunks."""
-        of_run = self.settings
-        return Cutting(of_run.get("cut"), of_run.get("chunk_length"), of_run.get("overlap", 0.0))
+        settings = self.settings
+        return Cutting(settings.get("cut"), settings.get("chunk_length"), settings.get("overlap", 0.0))
+
+    @property
+    def recordings(self) -> dict[str, object]:
+        """The keys of the table [recordings]."""
+        return {"patterns": self.patterns, **self.places}
+
+    @property
+    def compared(self) -> dict[str, Any]:
+        """All that must not change; of the list only whether there is one, because it may get more rows."""
+        recordings = {f"{_RECORDINGS} {key}": value for key, value in self.recordings.items()}
+        return {**self.settings, **recordings, "filelist given": bool(self.filelist_sha256)}
 
     def to_toml(self, version: str) -> str:
         """Return the text of the file."""
-        lines = ["# The settings that every task of this run shares, frozen by its first task.", ""]
-        lines += [f"written_by = {to_toml(f'badcjobs {version}')}", f"origin = {to_toml(self.origin)}", "", "[run]"]
-        lines += [f"{key} = {to_toml(value)}" for key, value in self.settings.items()]
-        lines += ["", "[recordings]", f"patterns = {to_toml(self.patterns)}"]
-        for name, table in (("billing", self.billing), ("array", self.array)):
-            if table is not None:
-                lines += ["", f"[{name}]", *(f"{key} = {to_toml(value)}" for key, value in asdict(table).items())]
+        top = {"written_by": f"badcjobs {version}", "origin": self.origin}
+        if self.filelist_sha256:
+            top["filelist_sha256"] = self.filelist_sha256
+        tables = {"": top, "[run]": self.settings, _RECORDINGS: self.recordings}
+        if self.billing is not None:
+            tables["[billing]"] = asdict(self.billing)
+        if self.array is not None:
+            tables["[array]"] = asdict(self.array)
+        lines = ["# The settings that every task of this run shares, frozen by its first task."]
+        for header, table in tables.items():
+            lines += ["", header] if header else [""]
+            lines += [f"{key} = {to_toml(value)}" for key, value in table.items()]
         return "\n".join(lines) + "\n"
 
     def command_line(self, out: Path, also: Mapping[str, Any]) -> str:
         """Return the ``badcjobs run`` for the complete source with these settings, ready to paste.
 
         ``also`` has settings of a task that are not frozen, by key. The line uses ``--config run.toml`` if it would be
-        too long, has unprintable characters or a secret, or needs patterns of names, which have no option.
+        too long, has unprintable characters or a secret, or needs keys of [recordings], which have no option.
         """
-        others = {key: value for key, value in also.items() if key not in self.settings and key not in _OF_ONE_TASK}
+        not_frozen = {key: value for key, value in also.items() if key not in (*self.settings, *_OF_ONE_TASK)}
+        options = _changed_options({**not_frozen, **self.settings})
+        words = ["badcjobs", "run", *self.settings.get("source", ()), f"--out={out}", *options]
+        line = shell_line(*words)
+        has_secret = mask_words(words) != words
+        needs_file = has_secret or self.patterns or self.places
+        if len(line) <= _LONGEST_COMMAND and line.isprintable() and not needs_file:
+            return line
+        return shell_line(
+            "badcjobs", "run", f"--config={out / 'run.toml'}", f"--out={out}", *_changed_options(not_frozen)
+        )
 
-        def words(*begin: str, values: Mapping[str, Any]) -> list[str]:
-            given = {key: values.get(key) for key, one in SETTINGS["run"].items() if values.get(key) != one.default}
-            return ["badcjobs", "run", *begin, f"--out={out}", *option_words(given)]
 
-        all_words = words(*self.settings.get("source", ()), values={**others, **self.settings})
-        whole = shell_line(*all_words)
-        has_secret = mask_words(all_words) != all_words
-        if len(whole) <= _LONGEST_COMMAND and whole.isprintable() and not self.patterns and not has_secret:
-            return whole
-        return shell_line(*words(f"--config={out / 'run.toml'}", values=others))
+def _parse_billing(table: Any, mistakes: list[str]) -> Billing | None:
+    """Return the table [billing]; None: there is none, or a mistake."""
+    if table is None:
+        return None
+    with suppress(TypeError):  # unknown keys, or not a table
+        billing = Billing(**table)
+        weights = (billing.gpu, billing.memory_gb, billing.cpu)
+        are_numbers = all(type(weight) in (int, float) and 0 <= weight <= _HIGHEST_WEIGHT for weight in weights)
+        if are_numbers and billing.rule in ("max", "sum"):
+            return billing
+    mistakes.append("[billing] must have gpu, memory_gb and cpu, numbers from 0 to 1e9, and rule, max or sum")
+    return None
+
+
+def _parse_array(table: Any, mistakes: list[str]) -> ArrayShape | None:
+    """Return the table [array]; None: there is none, or a mistake."""
+    if table is None:
+        return None
+    with suppress(TypeError):  # unknown or missing keys, or not a table
+        array = ArrayShape(**table)
+        are_numbers = all(type(number) is int and 0 <= number <= _MOST_INDICES for number in astuple(array))
+        if are_numbers and array.step > 0:
+            return array
+    mistakes.append("[array] must have the whole numbers first, step (above 0) and count")
+    return None
+
+
+def _changed_options(values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the options for the values that differ from their defaults."""
+    settings = SETTINGS["run"]
+    return option_words(
+        {key: value for key, value in values.items() if key in settings and value != settings[key].default}
+    )
+
+
+def digest_filelist(settings: RunSettings, cwd: Path) -> str:
+    """Return a checksum of --filelist; empty without one."""
+    if not settings.filelist:
+        return ""
+    try:
+        return hashlib.sha256((cwd / settings.filelist).read_bytes()).hexdigest()
+    except OSError:  # the reader of the list reports it
+        return "not readable"
 
 
 def check_against(frozen: FrozenRun, mine: FrozenRun, path: Path) -> None:
     """Refuse a task whose settings differ from those of the run; name every key. Secrets may differ."""
-    settings = ({**run.settings, _PATTERNS: run.patterns} for run in (frozen, mine))
-    first, now = ({key: mask_value(value) for key, value in one.items()} for one in settings)
+    first = {key: mask_value(value) for key, value in frozen.compared.items()}
+    now = {key: mask_value(value) for key, value in mine.compared.items()}
     unmoved = {key for key in _PLACES if real_places(first.get(key)) == real_places(now.get(key))}
     differing = [key for key in sorted({*first, *now} - unmoved) if first.get(key) != now.get(key)]
-    if differing:
-        named = _PATTERNS in differing  # without an option
-        other_patterns = "; badcjobs export --config FILE uses other patterns" if named else ""
-        same = f"use the same settings{f' (--config={shell_line(path)} has them)' if named else ''}"
-        raise BadInput(
-            f"{', '.join(differing)}: different from {path}",
-            why="\n".join(f"{key} was {to_toml(first.get(key))}, now {to_toml(now.get(key))}" for key in differing),
-            fix=f"{same}, or another --out for a new run{other_patterns}",
-        )
+    if not differing:
+        return
+    fix = "use the same settings"
+    if any(key.startswith(_RECORDINGS) for key in differing):  # they have no option
+        fix += f" (--config={shell_line(path)} has them)"
+    fix += ", or another --out for a new run"
+    if f"{_RECORDINGS} patterns" in differing:
+        fix += "; badcjobs export --config FILE uses other patterns"
+    raise BadInput(
+        f"{', '.join(differing)}: different from {path}",
+        why="\n".join(f"{key} was {to_toml(first.get(key))}, now {to_toml(now.get(key))}" for key in differing),
+        fix=fix,
+    )
 
 
 def real_places(value: str | tuple[str, ...] | None) -> list[str]:
     """Return what a ``source`` or ``root`` names, without links: a run may be resumed by any path to it."""
-    return [os.path.realpath(path) for path in ((value,) if isinstance(value, str) else value or ())]
+    paths = (value,) if isinstance(value, str) else value or ()
+    return [os.path.realpath(path) for path in paths]
 
 
 def freeze(path: Path, mine: FrozenRun, version: str) -> FrozenRun:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from badcjobs.model import Chunk, ChunkResult, ChunkStarted, InventoryDevice, Reading, WorkerPlan
+from badcjobs.model import Chunk, ChunkResult, ChunkStarted, InventoryDevice, Reading, WorkerMemory, WorkerPlan
+
+Environ = Mapping[str, str]  # the variables of a process
 
 
 class Clock(Protocol):
@@ -101,10 +104,25 @@ class Session(Protocol):
     def close(self) -> int | None: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class EngineTraits:
+    """What an engine declares about itself; the defaults are those of an unknown program."""
+
+    memory_per_worker: WorkerMemory | None = None  # main memory; None: not known until it is measured
+    cores_per_chunk: int | None = None  # kept busy by a chunk in progress; None: not known, so start with few workers
+    forkable: bool = False  # workers may be forked from one process that has imported the engine
+    error_patterns: Sequence[tuple[str, str]] = ()  # error classes and regular expressions for its output
+    reads_places: bool = False  # it filters species by the place and date of a recording
+    writes_tables: bool = False  # which run.keep_raw can keep
+    one_program_per_chunk: bool = False
+    simulates_memory: bool = False  # it reports the memory that it would use on a simulated device
+
+
 class Engine(Protocol):
     """A way to analyse audio: how to start it, and how to recognise success."""
 
     name: str
+    traits: EngineTraits
 
     @property
     def version(self) -> str | None:
@@ -118,6 +136,10 @@ class Engine(Protocol):
 
     def check(self) -> None:
         """Raise NotHere if this engine cannot run on this machine."""
+        ...
+
+    def chunks_at_once(self, plan: WorkerPlan) -> int:
+        """Return how many chunks one worker processes at the same time."""
         ...
 
     def open(self, plan: WorkerPlan, scratch: Path) -> Session:

@@ -20,7 +20,16 @@ from typing import Any, NamedTuple
 
 from badcjobs.errors import BadInput
 from badcjobs.masking import mask_value
-from badcjobs.model import AlertHooks, AlertLimits, Billing, Cutting, NamePattern, StandIn, parse_stop_after
+from badcjobs.model import (
+    AlertHooks,
+    AlertLimits,
+    Billing,
+    Cutting,
+    NamePattern,
+    ProjectPlaces,
+    StandIn,
+    parse_stop_after,
+)
 from badcjobs.paths import shell_line, user_name
 from badcjobs.small_files import DamagedFile, check_document, read_with_status
 
@@ -29,7 +38,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ENGINES = ("hawkears", "hawkears1", "command", "demo")
+ENGINES = ("hawkears", "hawkears1", "command", "demo")  # each is a module badcjobs/workers/engine_NAME.py
 AUTO = "auto"
 JOB_SCRIPTS = (".sbatch", ".sh")  # endings of a SOURCE that is a job script
 _MOST_TOML_BYTES = 4 << 20
@@ -50,7 +59,16 @@ _KINDS: dict[str, tuple[type, str]] = {
     "numbers": (tuple, "a list of two numbers"),
     "switch": (bool, "true or false"),
 }
-_METAVARS = {"path": "DIR", "count": "N", "number": "S"}  # the default metavar of an option
+_KIND_OF_FIELD = {  # by its annotation
+    "Path": "text",
+    "str": "text",
+    "tuple[str, ...]": "texts",
+    "int": "count",
+    "float": "number",
+    "tuple[float, float]": "numbers",
+    "bool": "switch",
+}
+_METAVARS = {"count": "N", "number": "S"}  # the default metavar of an option
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,33 +99,45 @@ class Setting:
         return f"--{self.key.replace('_', '-')}"
 
 
-def _setting(default: Any, kind: str, help: str, heading: str | None = None, key: str = "", **more: Any) -> Any:
+def _setting(default: Any, help: str, heading: str | None = None, key: str = "", **more: Any) -> Any:
     """Describe one setting; its key is the name of the field, unless only the field has a unit."""
-    return field(default=default, metadata={"setting": Setting(kind, help, heading, key=key, **more)})
+    return field(default=default, metadata={"help": help, "heading": heading, "key": key, **more})
 
 
 def _check_time(text: str) -> str | None:
-    return None if parse_stop_after(text) is not None else f"must be {_TIME}"
+    if parse_stop_after(text) is None:
+        return f"must be {_TIME}"
+    return None
 
 
 def _check_memory(text: str) -> str | None:
-    return None if _MEMORY.fullmatch(text) else "must be an amount of memory, such as 16G or 16000M"
+    if not _MEMORY.fullmatch(text):
+        return "must be an amount of memory, such as 16G or 16000M"
+    return None
 
 
 def _check_workers(text: str) -> str | None:
-    number = int(text) if text.isascii() and text.isdecimal() else 0
-    right = text == AUTO or 1 <= number <= _MOST_WORKERS
-    return None if right else f"must be a whole number from 1 to {_MOST_WORKERS}, or auto"
+    is_count = text.isascii() and text.isdecimal() and 1 <= int(text) <= _MOST_WORKERS
+    if text != AUTO and not is_count:
+        return f"must be a whole number from 1 to {_MOST_WORKERS}, or auto"
+    return None
 
 
 def _check_simulate(text: str) -> str | None:
-    none = not text or (text.lstrip("-").isdecimal() and int(text) < 1)
-    return "must be at least 1, or a file" if none else None
+    is_no_device = text.lstrip("-").isdecimal() and int(text) < 1
+    if not text or is_no_device:
+        return "must be at least 1, or a file"
+    return None
 
 
 # --- the tables -------------------------------------------------------------------------------------------------------
 
-_OPTIONS, _ENGINE, _AUDIO, _GPUS = "Options", "Engine", "Audio", "GPUs"
+_OPTIONS = "Options"
+_ENGINE = "Engine"
+_AUDIO = "Audio"
+_GPUS = "GPUs"
+_ARRAY = "Array"
+_TASK = "Each task"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,103 +145,150 @@ class RunSettings:
     """The table [run]: how one array task works."""
 
     out: Path = _setting(  # noqa: RUF009 - it returns a field
-        None, "text", "Run folder: run.toml, tasks/, job.sqlite.", _OPTIONS, example="runs/first", path=True, short="o"
+        None, "Run folder: run.toml, tasks/, job.sqlite.", _OPTIONS, example="runs/first", path=True, short="o"
     )
     source: tuple[str, ...] = _setting(
-        (), "texts", "What SOURCE would be.", example=["manifest.csv"], frozen=True, path=True, runs=JOB_SCRIPTS
+        (), "What SOURCE would be.", example=["manifest.csv"], frozen=True, path=True, runs=JOB_SCRIPTS
     )
-    resume: bool = _setting(True, "switch", "Skip chunks that are already done [on].", _OPTIONS)
-    retries: int = _setting(2, "count", "Retries of a failed chunk [2].", _OPTIONS, least=0, frozen=True)
-    shard: str | None = _setting(None, "text", "Do part I (from 0) of N; overrides the array.", _OPTIONS, metavar="I/N")
-    keep_raw: bool = _setting(False, "switch", "Keep the engine's own output files.", _OPTIONS)
+    resume: bool = _setting(True, "Skip chunks that are already done [on].", _OPTIONS)
+    retries: int = _setting(2, "Retries of a failed chunk [2].", _OPTIONS, least=0, frozen=True)
+    shard: str | None = _setting(None, "Do part I (from 0) of N; overrides the array.", _OPTIONS, metavar="I/N")
     engine: str = _setting(
-        "hawkears", "text", "hawkears, hawkears1, command, demo [hawkears].", _ENGINE, metavar="NAME", frozen=True,
-        among=ENGINES, runs=("hawkears1",),  # analyze.py in the working folder
-    )  # fmt: skip
+        "hawkears",
+        f"{', '.join(ENGINES)} [hawkears].",
+        _ENGINE,
+        metavar="NAME",
+        frozen=True,
+        among=ENGINES,
+        runs=("hawkears1",),  # analyze.py in the working folder
+    )
     hawkears_python: str | None = _setting(
-        None, "text", "Python that has HawkEars [the one on PATH].", _ENGINE, example="hawkears/bin/python",
-        metavar="PATH", path=True, runs=_ALWAYS,
-    )  # fmt: skip
+        None,
+        "Python that has HawkEars [the one on PATH].",
+        _ENGINE,
+        example="hawkears/bin/python",
+        metavar="PATH",
+        path=True,
+        runs=_ALWAYS,
+    )
     hawkears_root: str | None = _setting(
-        None, "text", "Folder with HawkEars' data/ and yaml/.", _ENGINE, example="hawkears", path=True, runs=_ALWAYS
+        None, "Folder with HawkEars' data/ and yaml/.", _ENGINE, example="hawkears", path=True, runs=_ALWAYS
     )
     engine_args: tuple[str, ...] = _setting(
-        (), "texts", "Argument for the engine; repeatable.", _ENGINE, "engine_arg", example=["--region=CA-NT"],
-        metavar="ARG", frozen=True, runs=_ALWAYS,
-    )  # fmt: skip
+        (),
+        "Argument for the engine; repeatable.",
+        _ENGINE,
+        "engine_arg",
+        example=["--region=CA-NT"],
+        metavar="ARG",
+        frozen=True,
+        runs=_ALWAYS,
+    )
     engine_prefix: str | None = _setting(
-        None, "text", "Run the engine under CMD: nsys, numactl, ...", _ENGINE, example="numactl --interleave=all",
-        metavar="CMD", runs=_ALWAYS,
-    )  # fmt: skip
+        None,
+        "Run the engine under CMD: nsys, numactl, ...",
+        _ENGINE,
+        example="numactl --interleave=all",
+        metavar="CMD",
+        runs=_ALWAYS,
+    )
     command: str | None = _setting(
-        None, "text", "Your own program: 'prog {input} {output}'.", _ENGINE, example="prog {input} {output}",
-        metavar="CMD", frozen=True, runs=_ALWAYS,
-    )  # fmt: skip
+        None,
+        "Your own program: 'prog {input} {output}'.",
+        _ENGINE,
+        example="prog {input} {output}",
+        metavar="CMD",
+        frozen=True,
+        runs=_ALWAYS,
+    )
     root: str | None = _setting(
-        None, "text", "Folder that relative source_paths start from.", _AUDIO, example="audio", path=True, frozen=True
+        None, "Folder that relative source_paths start from.", _AUDIO, example="audio", path=True, frozen=True
+    )
+    filelist: str | None = _setting(
+        None,
+        "Places and dates of the recordings, as CSV.",
+        _AUDIO,
+        example="places.csv",
+        metavar="FILE",
+        path=True,
     )
     chunk_length_s: float | None = _setting(
-        None, "number", "Cut recordings into chunks of S seconds.", _AUDIO, "chunk_length", example=294, frozen=True
+        None, "Cut recordings into chunks of S seconds.", _AUDIO, "chunk_length", example=294, frozen=True
     )
-    overlap_s: float = _setting(
-        0.0, "number", "Seconds that neighbouring chunks share [0].", _AUDIO, "overlap", frozen=True
-    )
-    max_gpus: int | None = _setting(None, "count", "Use at most N GPUs [all granted].", _GPUS, example=2, least=1)
+    overlap_s: float = _setting(0.0, "Seconds that neighbouring chunks share [0].", _AUDIO, "overlap", frozen=True)
+    max_gpus: int | None = _setting(None, "Use at most N GPUs [all granted].", _GPUS, example=2, least=1)
     workers_per_gpu: str = _setting(
-        AUTO, "text", "Engine processes per GPU [auto].", _GPUS, metavar="N|auto", check=_check_workers
+        AUTO, "Engine processes per GPU [auto].", _GPUS, metavar="N|auto", check=_check_workers
     )
-    cpu_workers: int = _setting(0, "count", "Without a GPU: N workers on the CPU [0].", _GPUS, least=0)
+    cpu_workers: int = _setting(0, "Without a GPU: N workers on the CPU [0].", _GPUS, least=0)
     mps: str = _setting(
-        AUTO, "text", "NVIDIA MPS for workers on one GPU [auto].", _GPUS, metavar="auto|on|off", among=(AUTO, "on",
-        "off"),
-    )  # fmt: skip
-    simulate: str | None = _setting(
-        None, "text", "Use simulated GPUs: N, or as FILE describes.", _GPUS, example=2, metavar="N|FILE", path=True,
-        check=_check_simulate,
-    )  # fmt: skip
-    interval_s: float = _setting(
-        1.0, "number", "Seconds between GPU samples [1].", _GPUS, "interval", least=0.01, frozen=True
+        AUTO,
+        "NVIDIA MPS for workers on one GPU [auto].",
+        _GPUS,
+        metavar="auto|on|off",
+        among=(AUTO, "on", "off"),
     )
-    telemetry: bool = _setting(True, "switch", "Record the GPUs [on].", _GPUS, "emit_gpu_telemetry")
-    retry_failed: bool = _setting(True, "switch", "false: skip chunks that failed for good in earlier tasks")
+    simulate: str | None = _setting(
+        None,
+        "Use simulated GPUs: N, or as FILE describes.",
+        _GPUS,
+        example=2,
+        metavar="N|FILE",
+        path=True,
+        check=_check_simulate,
+    )
+    interval_s: float = _setting(1.0, "Seconds between GPU samples [1].", _GPUS, "interval", least=0.01, frozen=True)
+    telemetry: bool = _setting(True, "Record the GPUs [on].", _GPUS, "emit_gpu_telemetry")
+    keep_raw: bool = _setting(False, "keep the engine's own output files, in OUT/raw")
+    filelist_digest: str | None = _setting(
+        None, "set by submit: checksum of filelist; a task refuses another list", example="0123abcd"
+    )
+    retry_failed: bool = _setting(True, "false: skip chunks that failed for good in earlier tasks")
     cut: bool | None = _setting(
-        None, "switch", 'manifest rows are parts of longer files: "auto" (check), true, false', unset=AUTO, frozen=True
+        None, 'manifest rows are parts of longer files: "auto" (check), true, false', unset=AUTO, frozen=True
     )
     stage: str = _setting(
-        AUTO, "text", "copy audio to node-local disk before use: auto, always, never", among=(AUTO, "always", "never")
+        AUTO, "copy audio to node-local disk before use: auto, always, never", among=(AUTO, "always", "never")
     )
     live_mode: str = _setting(
-        AUTO, "text", "live databases on node-local disk or in the run folder: auto, local, shared", among=(AUTO,
-        "local", "shared"),
-    )  # fmt: skip
+        AUTO,
+        "live databases on node-local disk or in the run folder: auto, local, shared",
+        among=(AUTO, "local", "shared"),
+    )
     stop_after: str | None = _setting(
-        None, "text", 'stop cleanly after this time, as in sbatch; "": when the Slurm job ends', check=_check_time,
+        None,
+        'stop cleanly after this time, as in sbatch; "": when the Slurm job ends',
+        check=_check_time,
         unset="",
-    )  # fmt: skip
+    )
     min_memory_mib: int = _setting(
-        0, "count", "outside Slurm, with max_gpus: choose GPUs with at least this much free memory", least=0
+        0, "outside Slurm, with max_gpus: choose GPUs with at least this much free memory", least=0
     )
     max_utilization_percent: float = _setting(
-        100.0, "number", "outside Slurm, with max_gpus: choose GPUs that are at most this busy (percent)",
-        key="max_utilization", least=0.0, most=100.0,
-    )  # fmt: skip
-    wait_s: float = _setting(0.0, "number", "outside Slurm, with max_gpus: wait this long for free GPUs", least=0.0)
-    backoff_s: float = _setting(1.0, "number", "pause before the first retry; doubles with each retry", least=0.0)
-    grace_s: float = _setting(20.0, "number", "time for running chunks after SIGTERM or Ctrl-C", least=0.0)
-    publish_every_s: float = _setting(
-        30.0, "number", "interval between copies of the task database in the run folder", least=0.1
+        100.0,
+        "outside Slurm, with max_gpus: choose GPUs that are at most this busy (percent)",
+        key="max_utilization",
+        least=0.0,
+        most=100.0,
     )
-    heartbeat_every_s: float = _setting(60.0, "number", "interval between heartbeat lines in the task log", least=0.1)
+    wait_s: float = _setting(0.0, "outside Slurm, with max_gpus: wait this long for free GPUs", least=0.0)
+    backoff_s: float = _setting(1.0, "pause before the first retry; doubles with each retry", least=0.0)
+    grace_s: float = _setting(20.0, "time for running chunks after SIGTERM or Ctrl-C", least=0.0)
+    publish_every_s: float = _setting(30.0, "interval between copies of the task database in the run folder", least=0.1)
+    heartbeat_every_s: float = _setting(60.0, "interval between heartbeat lines in the task log", least=0.1)
     alerts: AlertLimits = field(default_factory=AlertLimits)  # the table [alerts]
     hooks: AlertHooks = field(default_factory=AlertHooks)  # more keys of the same table
     patterns: tuple[NamePattern, ...] = ()  # of the table [recordings]
+    places: ProjectPlaces = field(default_factory=ProjectPlaces)  # of the same table
     origin: str = field(default="", compare=False)  # the project file, and its program before the engine
     billing: Billing | None = None  # of the site
 
     @property
     def workers_wanted(self) -> int | None:
         """The number of workers per device; None: chosen by measured speed."""
-        return None if self.workers_per_gpu == AUTO else int(self.workers_per_gpu)
+        if self.workers_per_gpu == AUTO:
+            return None
+        return int(self.workers_per_gpu)
 
     @property
     def cutting(self) -> Cutting:
@@ -224,14 +301,11 @@ class RunSettings:
 
     def to_json(self, cwd: Path) -> str:
         """Return the settings by key, to store with the results; paths are absolute, secrets are hidden."""
-        given = {key: mask_value(getattr(self, one.name)) for key, one in SETTINGS["run"].items()}
-        values = absolute_paths(given, "run", cwd)
+        masked = {key: mask_value(getattr(self, setting.name)) for key, setting in SETTINGS["run"].items()}
+        values = absolute_paths(masked, "run", cwd)
         alerts = {**asdict(self.alerts), **self.hooks.without_secrets()}
-        recordings = {"patterns": [pattern.text for pattern in self.patterns]}
+        recordings = {"patterns": [pattern.text for pattern in self.patterns], **self.places.to_keys()}
         return json.dumps({**values, "out": str(self.out), "alerts": alerts, "recordings": recordings})
-
-
-_ARRAY, _TASK = "Array", "Each task"
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,42 +313,45 @@ class SubmitSettings:
     """The table [submit]: the array, and what each task requests from Slurm; None: not set."""
 
     cluster: str = _setting(
-        "slurm", "text", "Slurm, or emulated on this machine [slurm].", _OPTIONS, metavar="slurm|local",
+        "slurm",
+        "Slurm, or emulated on this machine [slurm].",
+        _OPTIONS,
+        metavar="slurm|local",
         among=("slurm", "local"),
-    )  # fmt: skip
-    tasks: int | None = _setting(None, "count", "Array tasks that share SOURCE [1].", _ARRAY, example=20, least=1)
-    parallel: int | None = _setting(None, "count", "Tasks that run at a time [all].", _ARRAY, example=10, least=1)
-    gpus_per_task: int | None = _setting(None, "count", "GPUs [1].", _TASK, example=1, least=0)
-    cpus: int | None = _setting(None, "count", "CPU cores [one per worker].", _TASK, example=2, least=1)
+    )
+    tasks: int | None = _setting(None, "Array tasks that share SOURCE [1].", _ARRAY, example=20, least=1)
+    parallel: int | None = _setting(None, "Tasks that run at a time [all].", _ARRAY, example=10, least=1)
+    gpus_per_task: int | None = _setting(None, "GPUs [1].", _TASK, example=1, least=0)
+    cpus: int | None = _setting(None, "CPU cores [one per worker].", _TASK, example=2, least=1)
     mem: str | None = _setting(
-        None, "text", "Memory [what the workers need].", _TASK, example="4G", metavar="SIZE", check=_check_memory
+        None, "Memory [what the workers need].", _TASK, example="4G", metavar="SIZE", check=_check_memory
     )
     time: str | None = _setting(
-        None, "text", "Time limit [12:00:00].", _TASK, example="12:00:00", metavar="TIME", check=_check_time
+        None, "Time limit [12:00:00].", _TASK, example="12:00:00", metavar="TIME", check=_check_time
     )
-    account: str | None = _setting(None, "text", "Slurm account.", _TASK, example="st-lab-1-gpu", metavar="NAME")
+    account: str | None = _setting(None, "Slurm account.", _TASK, example="st-lab-1-gpu", metavar="NAME")
     constraint: str | None = _setting(
-        None, "text", "Node feature, such as gpu_mem_32.", _TASK, example="gpu_mem_32", metavar="FEATURE"
+        None, "Node feature, such as gpu_mem_32.", _TASK, example="gpu_mem_32", metavar="FEATURE"
     )
     sbatch: tuple[str, ...] = _setting(
-        (), "texts", "Any other sbatch option; repeatable.", _TASK, metavar="OPTION", example=["--qos=high"],
+        (),
+        "Any other sbatch option; repeatable.",
+        _TASK,
+        metavar="OPTION",
+        example=["--qos=high"],
         runs=_ALWAYS,
-    )  # fmt: skip
-    setup: tuple[str, ...] = _setting(
-        (), "texts", "shell lines before the work", example=["module load gcc cuda"], runs=_ALWAYS
     )
-    requeues: int = _setting(10, "count", "restarts of a task that stopped cleanly with work left", least=0)
+    setup: tuple[str, ...] = _setting((), "shell lines before the work", example=["module load gcc cuda"], runs=_ALWAYS)
+    requeues: int = _setting(10, "restarts of a task that stopped cleanly with work left", least=0)
     merge_account: str | None = _setting(
-        None, "text", "account of the merge job; default: account without the site's GPU ending", example="st-lab-1"
+        None, "account of the merge job; default: account without the site's GPU ending", example="st-lab-1"
     )
-    merge_mem: str | None = _setting(
-        None, "text", "memory of the merge job; default: 4G", example="4G", check=_check_memory
-    )
+    merge_mem: str | None = _setting(None, "memory of the merge job; default: 4G", example="4G", check=_check_memory)
     merge_time: str | None = _setting(
-        None, "text", "time limit of the merge job; default: 1:00:00", example="1:00:00", check=_check_time
+        None, "time limit of the merge job; default: 1:00:00", example="1:00:00", check=_check_time
     )
-    share_gpus: bool = _setting(False, "switch", "--cluster local: several tasks may use one GPU")
-    kill_wait_s: float = _setting(30.0, "number", "--cluster local: seconds between TERM and KILL", least=0.0)
+    share_gpus: bool = _setting(False, "--cluster local: several tasks may use one GPU")
+    kill_wait_s: float = _setting(30.0, "--cluster local: seconds between TERM and KILL", least=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,14 +359,16 @@ class PlanSettings:
     """The table [plan]."""
 
     prefer: str = _setting(
-        "cheapest", "text", "cheapest: the lowest bill; fastest: one worker per core", among=("cheapest", "fastest")
+        "cheapest", "cheapest: the lowest bill; fastest: one worker per core", among=("cheapest", "fastest")
     )
     margin: float | None = _setting(
-        None, "number", "assume tasks up to this many times slower than the mean; default: as measured, else 1.5",
-        example=1.5, least=1.0,
-    )  # fmt: skip
+        None,
+        "assume tasks up to this many times slower than the mean; default: as measured, else 1.5",
+        example=1.5,
+        least=1.0,
+    )
     template: str | None = _setting(
-        None, "text", "template for the job scripts of --out; default: the site's, else array", example="array"
+        None, "template for the job scripts of --out; default: the site's, else array", example="array"
     )
 
 
@@ -297,14 +376,12 @@ class PlanSettings:
 class ProbeSettings:
     """The table [probe]."""
 
-    lengths_s: tuple[float, float] = _setting(
-        (60.0, 3600.0), "numbers", "shortest and longest trial", least=3.0, most=86_400.0
-    )
+    lengths_s: tuple[float, float] = _setting((60.0, 3600.0), "shortest and longest trial", least=3.0, most=86_400.0)
     margin_percent: float = _setting(
-        10.0, "number", "a safe chunk is this much shorter than the longest that fits", least=0.0, most=90.0
+        10.0, "a safe chunk is this much shorter than the longest that fits", least=0.0, most=90.0
     )
-    trial_s: float = _setting(3.0, "number", "duration of one trial", least=0.001, most=3600.0)
-    keep: str | None = _setting(None, "text", "folder that keeps the task database of the trials", unset="", path=True)
+    trial_s: float = _setting(3.0, "duration of one trial", least=0.001, most=3600.0)
+    keep: str | None = _setting(None, "folder that keeps the task database of the trials", unset="", path=True)
 
 
 TABLES = {"run": RunSettings, "submit": SubmitSettings, "plan": PlanSettings, "probe": ProbeSettings}
@@ -312,48 +389,55 @@ TABLES = {"run": RunSettings, "submit": SubmitSettings, "plan": PlanSettings, "p
 
 def _described(kind: type) -> dict[str, Setting]:
     """Return the settings of a table by key."""
-    found = {}
-    for f in (one for one in fields(kind) if "setting" in one.metadata):
-        setting: Setting = f.metadata["setting"]
-        key = setting.key or f.name
-        metavar = setting.metavar or _METAVARS.get("path" if setting.path else setting.kind, "")
-        found[key] = replace(setting, key=key, name=f.name, default=f.default, metavar=metavar)
-    return found
+    settings = {}
+    for of_field in fields(kind):
+        facts = dict(of_field.metadata)
+        if not facts:  # a field that other tables fill
+            continue
+        facts["kind"] = _KIND_OF_FIELD[str(of_field.type).removesuffix(" | None")]
+        facts["key"] = facts["key"] or of_field.name
+        facts.setdefault("metavar", "DIR" if "path" in facts else _METAVARS.get(facts["kind"], ""))
+        settings[facts["key"]] = Setting(name=of_field.name, default=of_field.default, **facts)
+    return settings
 
 
 def _alerts() -> dict[str, Setting]:
     """Return the settings of the table [alerts], whose values ``AlertLimits`` and ``AlertHooks`` check."""
-    return {
-        f.name: Setting(
-            "text" if f.name == "command" else "number", f.metadata["help"], default=f.default,
-            example={"temperature_c": 83, "utilization_percent": 95, "command": "notify-lab"}.get(f.name),
-            runs=_ALWAYS if f.name == "command" else (),
+    examples = {"temperature_c": 83, "utilization_percent": 95}
+    settings = {}
+    for of_field in (*fields(AlertLimits), *fields(AlertHooks)):
+        settings[of_field.name] = Setting(
+            "number", of_field.metadata["help"], default=of_field.default, example=examples.get(of_field.name)
         )
-        for kind in (AlertLimits, AlertHooks)
-        for f in fields(kind)
-    }  # fmt: skip
+    settings["command"] = replace(settings["command"], kind="text", example="notify-lab", runs=_ALWAYS)
+    return settings
 
 
 # Every setting, by table and key; "" is the top of the file.
 SETTINGS: dict[str, dict[str, Setting]] = {
-    "": {
-        "site": Setting(
-            "text", "rules of the cluster: a known site, or a TOML file", example="sockeye", path=True
-        )
-    },
+    "": {"site": Setting("text", "rules of the cluster: a known site, or a TOML file", example="sockeye", path=True)},
     **{table: _described(kind) for table, kind in TABLES.items()},
     "alerts": _alerts(),
     "recordings": {
         "patterns": Setting(
-            "texts", "what paths mean, most specific first: badcjobs guide audio", default=(),
+            "texts",
+            "what paths mean, most specific first: badcjobs guide audio",
+            default=(),
             example=["{study_area}/{location}/*"],
         ),
         "time_zone": Setting(
-            "text", "of the recorders' clocks: -07:00, America/Yellowknife; for UTC in exports", default="",
+            "text",
+            "of the recorders' clocks: -07:00, America/Yellowknife; for UTC in exports",
+            default="",
             example="-07:00",
         ),
+        "region": Setting("text", "eBird region of the recordings, for the filter of species", example="CA-NT"),
+        "latitude": Setting("number", "instead of region, with longitude", example=61.2),
+        "longitude": Setting("number", "instead of region, with latitude", example=-115.1),
+        "date": Setting("text", "date of the recordings; default: in their names", example="2024-06-01"),
+        "study_areas": Setting("table", "these four keys by study area", example={"Horn": {"region": "CA-NT"}}),
     },
-}  # fmt: skip
+}
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
@@ -364,16 +448,11 @@ def check_values(
 ) -> dict[str, Any]:
     """Return the values of known settings in their types; add wrong ones to ``mistakes``."""
     values: dict[str, Any] = {}
-    for key in (key for key in given if key in SETTINGS[table]):
-        setting, value = SETTINGS[table][key], given[key]
-        if setting.kind == "number" and type(value) is int:
-            value = float(value)
-        if setting.check is not None and type(value) in (int, float):
-            value = str(value)  # as a TOML file may write it
-        if setting.kind == "texts" and isinstance(value, list | tuple) and all(isinstance(one, str) for one in value):
-            value = tuple(value)
-        if setting.kind == "numbers" and isinstance(value, list) and all(type(one) in (int, float) for one in value):
-            value = tuple(map(float, value))
+    for key, given_value in given.items():
+        setting = SETTINGS[table].get(key)
+        if setting is None:
+            continue
+        value = _convert(setting, given_value)
         if setting.unset is not None and value == setting.unset:
             values[key] = None
         elif problem := _find_problem(setting, value):
@@ -381,6 +460,22 @@ def check_values(
         else:
             values[key] = value
     return values
+
+
+def _convert(setting: Setting, value: Any) -> Any:
+    """Return a value in the type of its setting, if TOML or a caller may write it in another one."""
+    is_number = type(value) in (int, float)
+    if is_number and setting.check is not None:
+        return str(value)
+    if is_number and setting.kind == "number":
+        return float(value)
+    if not isinstance(value, list | tuple):
+        return value
+    if setting.kind == "texts" and all(isinstance(text, str) for text in value):
+        return tuple(value)
+    if setting.kind == "numbers" and all(type(number) in (int, float) for number in value):
+        return tuple(map(float, value))
+    return value
 
 
 def _shown(value: Any) -> str:
@@ -394,42 +489,52 @@ def _shown(value: Any) -> str:
 def _find_problem(setting: Setting, value: Any) -> str | None:
     """Return the problem of a value; None: it is right."""
     kind: Any
-    kind, words = _KINDS[setting.kind]
+    kind, description = _KINDS[setting.kind]
     if setting.among and value not in setting.among:
         return f"must be one of {', '.join(setting.among)}"
     if type(value) is not kind or (setting.kind == "numbers" and len(value) != 2):
-        either = f", or {to_toml(setting.unset)}" if setting.unset else ""
-        as_list = f": {to_toml([value])}" if setting.kind == "texts" and isinstance(value, str) else ""
-        return f"must be {words}{either}{as_list}"
-    if setting.check is not None and (problem := setting.check(value)):
+        if setting.unset:
+            description += f", or {to_toml(setting.unset)}"
+        if setting.kind == "texts" and isinstance(value, str):
+            description += f": {to_toml([value])}"
+        return f"must be {description}"
+    problem = setting.check and setting.check(value)
+    if problem:
         return problem
-    if setting.kind in ("count", "number", "numbers"):
-        for number in value if isinstance(value, tuple) else (value,):
-            if not math.isfinite(number):
-                return "must be a finite number"
-            if setting.least is not None and number < setting.least:
-                return f"must be at least {setting.least:g}"
-            if setting.most is not None and number > setting.most:
-                return f"must be at most {setting.most:g}"
     if setting.kind in ("text", "texts") and any("\ud800" <= letter <= "\udfff" for letter in "".join(value)):
         return "is not UTF-8"  # neither TOML nor SQLite can store it
+    if setting.kind not in ("count", "number", "numbers"):
+        return None
+    for number in value if setting.kind == "numbers" else [value]:
+        if not math.isfinite(number):
+            return "must be a finite number"
+        if setting.least is not None and number < setting.least:
+            return f"must be at least {setting.least:g}"
+        if setting.most is not None and number > setting.most:
+            return f"must be at most {setting.most:g}"
     return None
 
 
 def contradictions(values: Mapping[str, Any]) -> Iterator[str]:
     """Yield contradictions between the settings of a run."""
-    engine, command = values.get("engine"), values.get("command")
+    engine = values.get("engine")
+    command = values.get("command")
     if not command and (engine == "command" or command is not None):
         yield "--engine command needs --command 'program {input} {output}'"
     if engine not in (None, "command") and command:
         yield f"--command needs --engine command, not {engine}"
     yield from Cutting(None, values.get("chunk_length"), values.get("overlap", 0.0)).problems()
+    if values.get("chunk_length") and any(arg.startswith("--start") for arg in values.get("engine_arg", ())):
+        yield "--engine-arg=--start with --chunk-length would skip the beginning of every chunk"
+    if values.get("filelist") == "":
+        yield "--filelist has no value: leave it out, or name a file"
     if values.get("retry_failed") is False and values.get("resume") is False:
         yield "retry_failed = false needs --resume: with --no-resume earlier tasks are not read"
     if not values.get("source"):
         yield "SOURCE is missing: a manifest CSV, a folder of audio, or a list"
-    out = values.get("out") or ""
-    if out and absolute(Path(), out) in [absolute(Path(), source) for source in values.get("source") or ()]:
+    out = values.get("out")
+    sources = [absolute(Path(), source) for source in values.get("source", ())]
+    if out and absolute(Path(), out) in sources:
         yield f"--out {out} is also a SOURCE: results need a folder of their own, as --out results"
 
 
@@ -441,9 +546,10 @@ def refuse(mistakes: Sequence[str], fix: str, what: str = "these settings cannot
         raise BadInput(mistakes[0], fix=fix)
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the most similar known name; None: there is no similar one."""
-    return next(iter(difflib.get_close_matches(name, known, n=1)), None)
+def nearest(name: str, names: Iterable[str]) -> str | None:
+    """Return the most similar name; None: there is no similar one."""
+    similar = difflib.get_close_matches(name, names, n=1)
+    return similar[0] if similar else None
 
 
 def stand_in(cwd: Path, simulate: str | None) -> StandIn:
@@ -455,7 +561,9 @@ def stand_in(cwd: Path, simulate: str | None) -> StandIn:
     if simulate.isascii() and simulate.isdecimal():
         return StandIn(simulate=int(simulate))
     path = str(cwd / simulate)
-    return StandIn(script=path) if path.endswith(".toml") else StandIn(replay=path)
+    if path.endswith(".toml"):
+        return StandIn(script=path)
+    return StandIn(replay=path)
 
 
 # --- paths, options and TOML ------------------------------------------------------------------------------------------
@@ -463,23 +571,27 @@ def stand_in(cwd: Path, simulate: str | None) -> StandIn:
 
 def absolute_paths(values: Mapping[str, Any], table: str, folder: Path) -> dict[str, Any]:
     """Return the values with absolute paths, which start at ``folder``; links are not followed."""
-    found = dict(values)
-    for key, value in values.items():
-        setting = SETTINGS[table].get(key)
-        if setting is None or not setting.path or not value:
+    absolute_values = dict(values)
+    for key, setting in SETTINGS[table].items():
+        value = values.get(key)
+        if not setting.path or not value:
             continue
         if isinstance(value, tuple):
-            found[key] = tuple(absolute(folder, one) for one in value)
+            absolute_values[key] = tuple(absolute(folder, path) for path in value)
         elif _is_path(key, str(value)):
-            found[key] = absolute(folder, str(value))
-    return found
+            absolute_values[key] = absolute(folder, str(value))
+    return absolute_values
 
 
 def _is_path(key: str, text: str) -> bool:
     """Say whether a value is a path, and not a number, a known site or a program on PATH."""
     if key == "simulate":
         return not text.isdecimal()
-    return text.endswith(".toml") if key == "site" else key != "hawkears_python" or "/" in text
+    if key == "site":
+        return text.endswith(".toml")
+    if key == "hawkears_python":
+        return "/" in text
+    return True
 
 
 def absolute(folder: Path, path: str) -> str:
@@ -490,12 +602,12 @@ def absolute(folder: Path, path: str) -> str:
     text = str((folder / path).absolute())
     if "/.." not in text:
         return posixpath.normpath(text)
-    place = "/"
+    parent = "/"
     for name in text.split("/"):
-        if name == ".." and os.path.islink(place):  # noqa: PTH114
-            place = os.path.realpath(place)
-        place = posixpath.normpath(posixpath.join(place, name))
-    return place
+        if name == ".." and os.path.islink(parent):  # noqa: PTH114
+            parent = os.path.realpath(parent)
+        parent = posixpath.normpath(posixpath.join(parent, name))
+    return parent
 
 
 def option_words(values: Mapping[str, Any]) -> Iterator[str]:
@@ -506,15 +618,21 @@ def option_words(values: Mapping[str, Any]) -> Iterator[str]:
             continue
         if setting.heading is None or (value is False and not setting.default):
             yield f"--config=run.{key}={value_text(value)}"
-        elif isinstance(value, bool):
-            yield setting.option if value else setting.option.replace("--", "--no-", 1)
+        elif value is True:
+            yield setting.option
+        elif value is False:
+            yield setting.option.replace("--", "--no-", 1)
+        elif isinstance(value, list | tuple):
+            yield from (f"{setting.option}={text}" for text in value)
         else:
-            yield from (f"{setting.option}={one}" for one in (value if isinstance(value, list | tuple) else (value,)))
+            yield f"{setting.option}={value}"
 
 
 def value_text(value: Any) -> str:
     """Return a value for ``--config KEY=VALUE``; a text without quotation marks if possible."""
-    return value if isinstance(value, str) and parse_value(value) == value else to_toml(value)
+    if isinstance(value, str) and parse_value(value) == value:
+        return value
+    return to_toml(value)
 
 
 def to_toml(value: Any) -> str:
@@ -523,6 +641,8 @@ def to_toml(value: Any) -> str:
         return "(not set)"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(to_toml(item) for item in value) + "]"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{to_toml(key)} = {to_toml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     # Strings, numbers, true and false are the same in JSON and TOML, but for one character.
@@ -536,7 +656,9 @@ def parse_value(text: str) -> Any:
     except DamagedFile:
         return text
     value = document["value"]
-    return value if len(document) == 1 and isinstance(value, str | int | float | list) else text
+    if len(document) == 1 and isinstance(value, str | int | float | list):
+        return value
+    return text
 
 
 class TomlFile(NamedTuple):

@@ -85,7 +85,9 @@ def read_optional(path: Path, parse: Callable[[Any], Noun]) -> Noun | None:
     """Return what a JSON file holds; None: there is none, it is empty, or it is damaged, which is logged."""
     try:
         content = read_small(path)
-        return parse(parse_json(content)) if content.strip() else None
+        if not content.strip():
+            return None
+        return parse(parse_json(content))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
@@ -103,7 +105,7 @@ def parse_fields(noun: type[Noun], table: Any) -> Noun:
     """Make a dataclass of a table, field by field; raise DamagedFile for a value of the wrong type."""
     if not isinstance(table, dict):
         raise DamagedFile(f"{str(table)[:40]} is not a table")
-    values: dict[str, Any] = {}
+    values = {}
     for field in fields(noun):  # type: ignore[arg-type]
         if field.name not in table and (field.default is not MISSING or field.default_factory is not MISSING):
             continue

@@ -43,7 +43,8 @@ class Trust:
         ``warn``: log a warning if the group can change the file.
         """
         target = Path(os.path.realpath(path))
-        if any(target.is_relative_to(one) for one in self.listed) and os.path.samestat(opened, target.stat()):
+        is_listed = any(target.is_relative_to(trusted) for trusted in self.listed)
+        if is_listed and os.path.samestat(opened, target.stat()):
             return True
         # A link has an owner, too, and relative paths in the file start at the link.
         strangers = {opened.st_uid, path.lstat().st_uid} - {0, self.uid}

@@ -1,6 +1,6 @@
 """Change the product in one small place at a time and see whether the tests notice; run by hand, not in CI.
 
-    python tests/mutate.py badcjobs/workers/retry.py badcjobs/store/merge.py -n 20 --seed 7
+    python tests/mutate.py badcjobs/workers/policy.py badcjobs/store/merge.py -n 20 --seed 7
     python tests/mutate.py badcjobs/report/*.py -n 30 -- tests/unit/report tests/flow/test_behaviour_pack.py
 
 Without tests after ``--``, those of the files' rooms and the behaviour pack are run, and for files that hardly any unit
@@ -32,9 +32,10 @@ OTHER_NAME = {"min": "max", "max": "min", "any": "all", "all": "any"}
 ENGINE = ("tests/contract/test_engine.py",)
 KILLS = ("tests/faults/test_kill_one.py",)
 WHOLE_PROGRAMS = {  # files of which unit tests call less than a third → the tests that do
-    "before": ("tests/flow/test_planning_commands.py",), "claims": ("tests/faults/test_twins.py",), "command": ENGINE,
-    "hawkears1": ENGINE, "hawkears_worker": ENGINE, "live": ("tests/flow/test_live_commands.py",),
-    "machine": ("tests/flow/test_devices.py",), "recorder_process": KILLS, "records": KILLS,
+    "before": ("tests/flow/test_planning_commands.py",), "claims": ("tests/faults/test_twins.py",),
+    "engine_command": ENGINE, "hawkears1": ENGINE, "hawkears_worker": ENGINE,
+    "live": ("tests/flow/test_live_commands.py",), "machine": ("tests/flow/test_devices.py",),
+    "recorder_process": KILLS, "records": KILLS,
     "results": ("tests/flow/test_merge_command.py", "tests/flow/test_report_command.py"),
     "run": ("tests/flow/test_run_settings.py",), "run_task": (*KILLS, "tests/flow/test_run_signals.py"),
     "sidecar": (*KILLS, "tests/flow/test_telemetry.py"), "startup": ("tests/flow/test_run_signals.py",),

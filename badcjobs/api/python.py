@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from badcjobs.clock import SystemClock
 from badcjobs.devices.free import (
@@ -30,8 +30,9 @@ from badcjobs.devices.free import (
 from badcjobs.devices.listing import DeviceNow, list_granted
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import AlertLimits, Device, StandIn
+from badcjobs.report.document import document_of
 from badcjobs.report.job import find_job_database, summarize_database
-from badcjobs.store.connect import as_sqlite_utils, open_job_database, read_only_uri, rows_by_name
+from badcjobs.store.connect import as_sqlite_utils, open_sealed, read_only_uri, rows_by_name
 from badcjobs.store.figures import distribution
 from badcjobs.store.publish import TEXT_FORMS
 from badcjobs.store.task_writer import TaskWriter
@@ -74,17 +75,26 @@ def list_devices(all: bool = False, simulate: int | None = None, max_age_s: floa
     max_age_s
         Answer from the last reading of this process if it is not older than this; by default, read the devices.
     """
-    global _last_reading
-    stand_in, environ, clock = _checked_simulate(simulate), dict(os.environ), SystemClock()
+    global _last_listing
+    stand_in = _simulated(simulate)
     _check_number("max_age_s", max_age_s, least=0)
+    clock = SystemClock()
+    environ = dict(os.environ)
     question = (all, simulate, environ)  # the same question gets the same answer
-    if _last_reading is None or _last_reading[0] != question or clock.monotonic_s() - _last_reading[1] > max_age_s:
-        found = list_granted(environ, clock, stand_in=stand_in, everything=all)
-        _last_reading = question, clock.monotonic_s(), found.devices
-    return list(_last_reading[2])
+    last = _last_listing
+    if last is None or last.question != question or clock.monotonic_s() - last.at_s > max_age_s:
+        devices = list_granted(environ, clock, stand_in=stand_in, everything=all).devices
+        last = _last_listing = _LastListing(question, clock.monotonic_s(), devices)
+    return list(last.devices)
 
 
-_last_reading: tuple[object, float, tuple[DeviceNow, ...]] | None = None  # question, time, answer
+class _LastListing(NamedTuple):
+    question: object
+    at_s: float
+    devices: tuple[DeviceNow, ...]
+
+
+_last_listing: _LastListing | None = None
 
 
 class PickedDevices(list[DeviceNow]):
@@ -129,21 +139,27 @@ def pick_devices(
 
     Raises ``badcjobs.errors.NotHere`` with the reason for each device if too few are free when the time is over.
     """
-    stand_in, environ, clock = _checked_simulate(simulate), dict(os.environ), SystemClock()
+    stand_in = _simulated(simulate)
     _check_number("count", count, least=1, whole=True)
     _check_number("min_memory_mib", min_memory_mib, least=1, whole=True, optional=True)
     _check_number("max_utilization", max_utilization, least=0, most=100, optional=True)
     _check_number("wait_s", wait_s, least=0)
     _check_number("check_every_s", check_every_s, least=0.01)
-    request = DeviceRequest(count, min_memory_mib, max_utilization, wait_s, check_every_s)
+    return _pick(DeviceRequest(count, min_memory_mib, max_utilization, wait_s, check_every_s), stand_in)
+
+
+def _pick(request: DeviceRequest, stand_in: StandIn) -> PickedDevices:
+    environ = dict(os.environ)
+    clock = SystemClock()
     locks = DeviceLocks(lock_folder(environ), clock, describe_holder(os.getpid(), Path.cwd()))
     try:
-        found = list_free(environ, stand_in, request, locks, Waiting(clock, log.info))
+        listing = list_free(environ, stand_in, request, locks, Waiting(clock, log.info))
     except NotFree as error:
-        wait = "" if isinstance(error, NeverFree) else f"pick_devices({count}, wait_s=600)   or "
-        error.fix = f"{wait}fewer devices or weaker limits; badcjobs.list_devices() shows what is here"
+        error.fix = "fewer devices or weaker limits; badcjobs.list_devices() shows what is here"
+        if not isinstance(error, NeverFree):
+            error.fix = f"pick_devices({request.count}, wait_s=600)   or {error.fix}"
         raise
-    return PickedDevices(found.devices, locks)
+    return PickedDevices(listing.devices, locks)
 
 
 def _check_number(
@@ -152,13 +168,16 @@ def _check_number(
     if value is None and optional:
         return
     is_number = type(value) is int or (type(value) is float and not whole)
-    if not is_number or not least <= value <= most or value == math.inf:  # type: ignore[operator]
-        limits = f"from {least:g} to {most:g}" if most < math.inf else f"at least {least:g}"
-        why = f"it must be a {'whole ' if whole else ''}number, {limits}{', or None' if optional else ''}"
-        raise BadArgument(f"{name}={value!r} is not valid", why=why)
+    if is_number and least <= value <= most and value != math.inf:  # type: ignore[operator]
+        return
+    why = "it must be a whole number" if whole else "it must be a number"
+    why += f", at least {least:g}" if most == math.inf else f", from {least:g} to {most:g}"
+    if optional:
+        why += ", or None"
+    raise BadArgument(f"{name}={value!r} is not valid", why=why)
 
 
-def _checked_simulate(simulate: int | None) -> StandIn:
+def _simulated(simulate: int | None) -> StandIn:
     _check_number("simulate", simulate, least=1, whole=True, optional=True)
     return StandIn(simulate)
 
@@ -187,23 +206,23 @@ class Job:
 
     def summary(self) -> dict[str, Any]:
         """Return what ``badcjobs report --json`` prints; raises DatabaseProblem if the file cannot be read."""
-        return summarize_database(self.path, now_ms=SystemClock().now_ms()).to_dict()
+        return document_of(summarize_database(self.path, now_ms=SystemClock().now_ms()))
 
     @cached_property
     def db(self) -> Database:
         """The sqlite-utils database: ``job.db["chunk"].rows_where("status = ?", ["failed"])``."""
-        return as_sqlite_utils(open_job_database(self.path))
+        return as_sqlite_utils(open_sealed(self.path))
 
     @property
     def tables(self) -> tuple[str, ...]:
         """The names of the tables and views; `badcjobs guide tables` explains them."""
-        found = self.query("SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name")
-        return tuple(str(row["name"]) for row in found)
+        rows = self.query("SELECT name FROM sqlite_master WHERE type IN ('table', 'view') ORDER BY name")
+        return tuple(str(row["name"]) for row in rows)
 
     def query(self, sql: str, *values: object) -> list[dict[str, Any]]:
         """Return the rows of a query as dictionaries; raises BadInput if SQLite rejects the query."""
         try:
-            with closing(open_job_database(self.path)) as db:
+            with closing(open_sealed(self.path)) as db:
                 return rows_by_name(db, sql, values)
         except sqlite3.Error as error:
             raise BadInput(f"{self.path.name}: {sql}", why=str(error), fix="badcjobs guide tables") from error
@@ -263,21 +282,23 @@ class Recorder:
         limits = AlertLimits() if limits is None else limits
         if not isinstance(limits, AlertLimits):
             raise BadArgument(f"limits={limits!r} is not valid", fix="limits=AlertLimits(temperature_c=80)")
-        if problems := limits.problems():
+        problems = limits.problems()
+        if problems:
             raise BadArgument("the limits are not valid", why="\n".join(problems), fix="badcjobs guide telemetry")
-        self._options = RecordingOptions(float(interval_s), _checked_simulate(simulate), limits)
+        self._options = RecordingOptions(float(interval_s), _simulated(simulate), limits)
         self._session: RecordingSession | None = None
 
     def start(self) -> Recorder:
         """Start recording; returns after the first sample. Does nothing while it is recording already."""
-        if self._session is None or self._session.over:
-            check_target(self.path, overwrite=self._overwrite)
-            try:
-                self._session = RecordingSession(self.path, self._options, self._on_alert)
-            except (OSError, sqlite3.Error, DatabaseProblem) as error:
-                log.warning("nothing is recorded: %s", error)  # for example a full disk; the user's code matters more
-                self._session = None
-            atexit.register(self.stop)  # if stop() is never called
+        if self._session is not None and not self._session.over:
+            return self
+        check_target(self.path, overwrite=self._overwrite)
+        try:
+            self._session = RecordingSession(self.path, self._options, self._on_alert)
+        except (OSError, sqlite3.Error, DatabaseProblem) as error:
+            log.warning("nothing is recorded: %s", error)  # for example a full disk; the user's code matters more
+            self._session = None
+        atexit.register(self.stop)  # if stop() is never called
         return self
 
     def stop(self) -> None:
@@ -310,7 +331,9 @@ class Recorder:
         Devices are identified by their index; ``sample_count`` counts points in time, not devices × points in time.
         Percentiles use the nearest rank; a megabyte is 2**20 bytes, as in nvidia-smi.
         """
-        return read_stats(None, [], 0.0) if self._session is None else self._session.stats()
+        if self._session is None:
+            return read_stats(None, [], 0.0)
+        return self._session.stats()
 
     def __enter__(self) -> Recorder:
         return self.start()
@@ -368,8 +391,10 @@ class RecordingSession:
         if self._last_stats is not None:
             return self._last_stats
         ended_at_ms = self._ended_at_ms or self._clock.now_ms()
-        published = self._ended_at_ms is not None and self._path.exists()
-        uri = read_only_uri(self._path) if published else self._records.readings_at_hand()
+        if self._ended_at_ms is not None and self._path.exists():
+            uri: str | None = read_only_uri(self._path)
+        else:
+            uri = self._records.readings_at_hand()
         return read_stats(uri, self._devices, (ended_at_ms - self._records.started_at_ms) / 1000)
 
     def close(self, *, failed: bool) -> None:
@@ -405,21 +430,31 @@ Stats = dict[str, Any]  # see ``Recorder.stats``
 
 def read_stats(uri: str | None, devices: Sequence[tuple[int, Device]], duration_s: float) -> Stats:
     """Return the statistics of a recorder's file or a task database; all values are None if it cannot be read."""
-    stats: dict[str, Stats] = {}
+    stats: dict[str, Any] = {}
     for device_id, device in devices:
-        used, total = _counts(uri, device_id, "memory_used_bytes"), device.memory_total_bytes
-        index = device.token if device.index is None else str(device.index)
-        stats[device.pin if index in stats else index] = {  # MIG slices of one GPU share its index
-            "name": device.name,
-            "utilization": _figures(_counts(uri, device_id, "utilization_percent")),
-            "memory_used_mb": _figures({value / _MIB: many for value, many in used.items()}),
-            "memory_usage_percent": _figures({100 * v / total: many for v, many in used.items()} if total else {}),
-            "temperature_c": _figures(_counts(uri, device_id, "temperature_c")),
-            "power_draw_w": _figures(_counts(uri, device_id, "power_w")),
-        }
+        name = device.token if device.index is None else str(device.index)
+        if name in stats:  # MIG slices of one GPU share its index
+            name = device.pin
+        stats[name] = _device_stats(uri, device_id, device)
     instants = _rows(uri, "SELECT count(*) FROM (SELECT at_ms FROM host_sample UNION SELECT at_ms FROM sample)")
     count = instants[0][0] if instants else 0
     return {"monitoring_duration_seconds": duration_s, "sample_count": count, "gpu_stats": stats}
+
+
+def _device_stats(uri: str | None, device_id: int, device: Device) -> dict[str, Any]:
+    used_bytes = _counts(uri, device_id, "memory_used_bytes")
+    total_bytes = device.memory_total_bytes
+    used_percent = {}
+    if total_bytes:
+        used_percent = {100 * used / total_bytes: count for used, count in used_bytes.items()}
+    return {
+        "name": device.name,
+        "utilization": _figures(_counts(uri, device_id, "utilization_percent")),
+        "memory_used_mb": _figures({used / _MIB: count for used, count in used_bytes.items()}),
+        "memory_usage_percent": _figures(used_percent),
+        "temperature_c": _figures(_counts(uri, device_id, "temperature_c")),
+        "power_draw_w": _figures(_counts(uri, device_id, "power_w")),
+    }
 
 
 def _counts(uri: str | None, device_id: int, metric: str) -> dict[float, int]:
@@ -436,5 +471,6 @@ def _rows(uri: str | None, sql: str, *values: object) -> list[tuple[Any, ...]]:
 
 
 def _figures(counts: Mapping[float, int]) -> dict[str, float | None]:
-    names = ("samples", "min", "mean", "p50", "p95", "max")
-    return dict(zip(names, distribution(counts) if counts else (0, None, None, None, None, None), strict=True))
+    if not counts:
+        return {"samples": 0, "min": None, "mean": None, "p50": None, "p95": None, "max": None}
+    return dict(zip(("samples", "min", "mean", "p50", "p95", "max"), distribution(counts), strict=True))

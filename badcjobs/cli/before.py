@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
@@ -34,17 +35,19 @@ from badcjobs.cli.output import (
     say,
     say_next,
     shown,
+    text_width,
     this_command,
 )
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode
-from badcjobs.model import parse_stop_after
+from badcjobs.model import Probed, parse_stop_after
 from badcjobs.paths import shell_line
 from badcjobs.project import Project
 from badcjobs.settings import PlanSettings, ProbeSettings, RunSettings, SubmitSettings, nearest, option_words
 
 if TYPE_CHECKING:
     from badcjobs.cluster.job_script import ParsedWords, Parser
+    from badcjobs.planning.plan import Planned
     from badcjobs.planning.probe import ProbeEnd
 
 _INTERVAL_S = 0.1  # a trial may be short, and its memory peak shorter
@@ -73,11 +76,12 @@ def check(
     Example:
       badcjobs check july.csv --out runs/july --tasks 20 --site sockeye
     """
-    from badcjobs.cli.submit import complete
     from badcjobs.cluster.job_script import is_job_script
     from badcjobs.planning.check import CheckOrder
     from badcjobs.planning.check import check as check_all
     from badcjobs.planning.findings import remarks_text
+    from badcjobs.planning.resolve_submit import complete
+    from badcjobs.planning.site import find_site
 
     log_to_stderr()
     project, flags = read_project(context, "run", "submit"), run_options(context, out=out, root=root)
@@ -94,7 +98,8 @@ def check(
         of_run = project.make(RunSettings, {**flags, "source": sources or ("?",)}, "check")
         of_run = replace(of_run, source=sources)
         own = project.make(SubmitSettings, settings, "check")
-        submit = complete(own, project, flags, site)
+        rules = find_site(site or project.site, Path.cwd(), "--site " if site else "--config site=")
+        submit = complete(own, project, flags, rules, environ(), Path.cwd())
         submit = submit if sources else replace(own, merge_account=submit.merge_account)
     trust = read_trust("--config", "")
     order = CheckOrder(
@@ -104,17 +109,21 @@ def check(
         trust, None if site or "site" in project.keys else trust,
     )  # fmt: skip
     found = check_all(order)
-    answer(json_wanted, found.to_dict(), remarks_text(found.findings))
+    answer(json_wanted, found.to_dict(), remarks_text(found.findings, text_width()))
     if not json_wanted:
-        words = _after_check(sources, out or project.get("run", "out"), script, run_words, ready=not found.exit_code)
+        run_here = shutil.which("sbatch", path=environ().get("PATH")) is None and not any(settings.values())
+        name = "run" if run_here and submit.cluster == "slurm" else "submit"
+        words = _after_check(
+            sources, out or project.get("run", "out"), script, run_words, name=name, ready=not found.exit_code
+        )
         say_next(*words, note="once the problems are fixed" if found.exit_code else "")
     return found.exit_code
 
 
 def _after_check(
-    sources: Sequence[str], out: object, script: str | None, run_words: Sequence[str], *, ready: bool
+    sources: Sequence[str], out: object, script: str | None, run_words: Sequence[str], *, name: str, ready: bool
 ) -> Sequence[str | Path]:
-    """Return the command that submits what was checked; the same check again, if it found problems."""
+    """Return the command that submits or runs what was checked; the same check again, if it found problems."""
     if not ready or not sources:
         return this_command(*([] if sources else ["SOURCE"]))
     if script is not None:
@@ -122,26 +131,28 @@ def _after_check(
         values = [f"{name}={value}" for name, value in given.items() if value]
         return *(["env", *values] if values else []), "sbatch", Path(script)
     new = [] if out else [f"--out=runs/{Path(sources[0]).stem}"]
-    words = "\0".join(this_command(*new, name="submit", without=["--quick"]))
+    without = ["--quick", "--"] if name == "run" else ["--quick"]
+    words = "\0".join(this_command(*new, name=name, without=without))
     return re.sub("--site[=\0]", "--config=site=", words).split("\0")
 
 
 def make_parser(group: Any) -> Parser:
     """Return a function that parses words of a script as the program itself would; nothing is run."""
-    from badcjobs.cluster.job_script import ParsedWords
+    from badcjobs.cluster.job_script import ParsedWords, WrongWord
 
     names = group.list_commands(None)
 
     def parse(words: Sequence[str]) -> ParsedWords:
-        found = _parse(group, words, "")
-        if found.wrong or not found.operands:
-            return found
-        given, *rest = found.operands
-        name = given if given in names else nearest(given, names)
+        parsed = _parse(group, words, "")
+        if parsed.wrong or not parsed.operands:
+            return parsed
+        word, *rest = parsed.operands
+        name = word if word in names else nearest(word, names)
+        misspelled = WrongWord(f"badcjobs has no command {word}", word, name or "")
         if name is None:
-            return ParsedWords(wrong=(f"badcjobs has no command {given}", given, ""))
+            return ParsedWords(wrong=misspelled)
         parsed = _parse(group.get_command(None, name), rest, name)
-        wrong = (f"badcjobs has no command {given}", given, name) if name != given else parsed.wrong
+        wrong = parsed.wrong if name == word else misspelled
         return ParsedWords(name, parsed.values, parsed.operands, wrong)
 
     return parse
@@ -149,7 +160,7 @@ def make_parser(group: Any) -> Parser:
 
 def _parse(command: Any, words: Sequence[str], name: str) -> ParsedWords:
     from badcjobs.cli.options import explain_moved_option
-    from badcjobs.cluster.job_script import ParsedWords, parse_plainly
+    from badcjobs.cluster.job_script import ParsedWords, WrongWord
 
     context = command.context_class(command, info_name=name)
     try:
@@ -166,7 +177,7 @@ def _parse(command: Any, words: Sequence[str], name: str) -> ParsedWords:
             near = moved[1]
             pair = f"{wrong} {near.rpartition('=')[2]}"  # the option and its value, which near has at its end
             wrong = pair if pair in " ".join(words) else next(word for word in words if word.startswith(wrong))
-        return ParsedWords(values=parse_plainly(words).values, wrong=(message, wrong, near or ""))
+        return ParsedWords(wrong=WrongWord(message, wrong, near or ""))
     listed = [word for value in values.values() if isinstance(value, tuple) for word in value]
     kept = {key: value for key, value in values.items() if value is not None and not isinstance(value, tuple)}
     return ParsedWords(values=kept, operands=(*listed, *operands))
@@ -199,11 +210,11 @@ def plan(
 
     log_to_stderr()
     project = read_project(context, "run", "submit")
-    asked = {"parallel": parallel, "gpus_per_task": gpus_per_task, "time": time}
+    request = {"parallel": parallel, "gpus_per_task": gpus_per_task, "time": time}
     order = PlanOrder(
         flags=run_options(context, source=source, root=root),
         project=project,
-        submit=project.make(SubmitSettings, asked, "plan"),
+        submit=project.make(SubmitSettings, request, "plan"),
         plan=project.make(PlanSettings, {}, "plan"),
         site=site or project.site,
         rate=rate,
@@ -212,31 +223,41 @@ def plan(
     )
     with DelayedSignals():  # so that the unfinished folder of --out is removed, whatever ends this
         planned = plan_sources(order, environ(), Path.cwd(), Pace("chunks read"))
-    made, ends = planned.plan, None
-    if made.running_s is not None:
-        end_s = SystemClock().now_ms() / 1000 + made.running_s
-        ends = datetime.fromtimestamp(end_s, tz=timezone.utc).astimezone().isoformat("T", "minutes")
+    finished_at = None
+    if planned.plan.running_s is not None:
+        end_s = SystemClock().now_ms() / 1000 + planned.plan.running_s
+        finished_at = datetime.fromtimestamp(end_s, tz=timezone.utc).astimezone().isoformat("T", "minutes")
+    has_problem = any(remark.severity == PROBLEM for remark in planned.plan.remarks)
     if json_wanted:
         more = {
             "sources": list(planned.descriptions),
-            "finished_at": ends,
+            "finished_at": finished_at,
             "folder": planned.folder and str(planned.folder),
             "scripts": [str(script) for script, _ in planned.written] or None,
         }
-        print_json({**to_dict(made), **more})
+        print_json({**to_dict(planned.plan), **more})
     else:
-        say(plan_text(planned))
-        if ends is not None:
-            remark(f"finished on {ends} if the first task starts now and no task waits in the queue")
-    has_problem = any(one.severity == PROBLEM for one in made.remarks)
-    fixed = "once the problems are fixed" if has_problem else ""
-    if not json_wanted and planned.written:
-        say_next("sbatch", planned.written[0][0], note=fixed)
-    elif not json_wanted:
-        ending = None if order.submit.account else made.site.account_ends_with
-        words = ["--out=plan", *([f"--config=submit.account=NAME{ending}"] if ending else [])]
-        say_next(*this_command(*([] if has_problem else words)), note=fixed)
+        say(plan_text(planned, text_width()))
+        if finished_at is not None:
+            remark(f"finished on {finished_at} if the first task starts now and no task waits in the queue")
+        _say_next_after_plan(planned, order.submit.account, has_problem=has_problem)
     return ExitCode.CHUNKS_FAILED if has_problem else ExitCode.DONE
+
+
+def _say_next_after_plan(planned: Planned, account: str | None, *, has_problem: bool) -> None:
+    """Print the command that submits what was planned, or that writes it."""
+    note = "once the problems are fixed" if has_problem else ""
+    if planned.written:
+        script, _ = planned.written[0]
+        say_next("sbatch", script, note=note)
+        return
+    options = []
+    if not has_problem:
+        options.append("--out=plan")
+        ending = planned.plan.site.account_ends_with
+        if ending and not account:
+            options.append(f"--config=submit.account=NAME{ending}")
+    say_next(*this_command(*options), note=note)
 
 
 def probe(
@@ -289,15 +310,15 @@ def probe(
         logging.getLogger(f"badcjobs.workers.{noisy}").setLevel(logging.CRITICAL)
     world = read_world()
     end = run_probe(order, world)
-    known = [probed for probed in end.probes if probed.trials]
-    if end.problems and not known:
+    probes = [probed for probed in end.probes if probed.trials]
+    if end.problems and not probes:
         raise end.problems[0]
     kept = f"{shown(end.store)}; {describe_readers(end.store, world.environ)}"
-    answer(json_wanted, _document(end), probe_text(known, kept, end.notes))
+    answer(json_wanted, _document(end), probe_text(probes, kept, end.notes))
     for problem in end.problems:
         logging.getLogger(__name__).error("%s", problem)
     if html is not None:
-        write_whole(html, probe_page(known, end.notes))
+        write_whole(html, probe_page(probes, end.notes))
     if not json_wanted:
         continued = this_command(without=["--again"])
         plan_words = shell_line("plan", "SOURCE", *(() if out is None else ("--from", out)))
@@ -312,12 +333,18 @@ def _document(end: ProbeEnd) -> dict[str, Any]:
         "exit_code": end.exit_code,
         "store": str(end.store),
         "set_aside": None if end.aside is None else str(end.aside),
-        "gpus": [
-            {**asdict(probed.key), "at": probed.at, "finished": probed.finished,
-             "result": None if probed.result is None else asdict(probed.result),
-             "trials": [asdict(trial) for trial in sorted(probed.trials, key=lambda one: (one.lean, one.length_s))]}
-            for probed in end.probes
-        ],
+        "gpus": [_probe_document(probed) for probed in end.probes],
         "problems": [{"what": problem.what, "why": problem.why, "fix": problem.fix} for problem in end.problems],
         "notes": list(end.notes),
-    }  # fmt: skip
+    }
+
+
+def _probe_document(probed: Probed) -> dict[str, Any]:
+    trials = sorted(probed.trials, key=lambda trial: (trial.lean, trial.length_s))
+    return {
+        **asdict(probed.key),
+        "at": probed.at,
+        "finished": probed.finished,
+        "result": None if probed.result is None else asdict(probed.result),
+        "trials": [asdict(trial) for trial in trials],
+    }

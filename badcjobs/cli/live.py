@@ -30,8 +30,9 @@ from rich.text import Text
 from badcjobs.cli.options import JsonWanted, Simulate, find_stand_in, flag, option, read_project
 from badcjobs.cli.output import environ, log_to_stderr, poll_s, print_json, remark, say, shows_only_ascii
 from badcjobs.clock import SystemClock
-from badcjobs.cluster.slurm import QueueReader
-from badcjobs.errors import BadcjobsError, BadInput
+from badcjobs.cluster.scheduler import QueueReader
+from badcjobs.cluster.slurm import Slurm
+from badcjobs.errors import BadcjobsError, BadInput, NotHere
 from badcjobs.live.draw import Page, as_plain_text, draw
 from badcjobs.live.ui_state import UiState, parse_keys, press
 from badcjobs.live.views import open_machine_view, open_run_view
@@ -44,7 +45,9 @@ if TYPE_CHECKING:
     from badcjobs.project import Project
 
 Shown = Annotated[Path | None, typer.Argument(metavar="[DIR|FILE]")]
-_HOST, _PORT, _INTERVAL_S = "127.0.0.1", 8765, 2.0
+_HOST = "127.0.0.1"
+_PORT = 8765
+_INTERVAL_S = 2.0
 _TOKEN = "BADCJOBS_TOKEN"
 _SHARE = 0.04  # of the interval, at most, for reading; with a thousand tasks only a few are read each time
 _FIRST_PATIENCE_S = 1.0
@@ -67,14 +70,14 @@ def _open_machine(command: str, target: Path | None, simulate: str | None, proje
         hostname = socket.gethostname().split(".")[0]
         stand_in = find_stand_in(project, simulate)
         return open_machine_view(environ(), SystemClock(), stand_in, hostname=hostname, limits=project.alerts)
-    if simulate is not None:
-        line = shell_line("badcjobs", command, target)
-        raise BadInput(
-            f"{target} and --simulate {simulate} cannot be combined",
-            why="a run folder shows the GPUs of its tasks",
-            fix=f"{line}   (or without it: badcjobs {command} --simulate {simulate})",
-        )
-    return None
+    if simulate is None:
+        return None
+    line = shell_line("badcjobs", command, target)
+    raise BadInput(
+        f"{target} and --simulate {simulate} cannot be combined",
+        why="a run folder shows the GPUs of its tasks",
+        fix=f"{line}   (or without it: badcjobs {command} --simulate {simulate})",
+    )
 
 
 def monitor(
@@ -95,10 +98,12 @@ def monitor(
     """
     project = read_project(context)
     target = _find_target(target, simulate, project)
-    view = _open_machine("monitor", target, simulate, project) or open_run_view(
-        target or Path(), SystemClock(), ask_queue=QueueReader(SystemClock())
-    )
-    ui, ascii_only = UiState.at_start(of_run=target is not None), shows_only_ascii()
+    view: View | None = _open_machine("monitor", target, simulate, project)
+    if view is None:
+        clock = SystemClock()
+        view = open_run_view(target or Path(), clock, ask_queue=QueueReader(Slurm(), clock))
+    ui = UiState.at_start(of_run=target is not None)
+    ascii_only = shows_only_ascii()
     with closing(view):
         if json_wanted:
             print_json(view.look().to_dict())
@@ -124,17 +129,20 @@ def serve(
     Example:
       badcjobs serve runs/july --port 0
     """
-    from badcjobs.live.serve import MIN_TOKEN, bind, check_installed, with_token
+    _check_installed()  # before the next imports
+    from badcjobs.live.documents import LiveSource, open_run
+    from badcjobs.live.serve import MIN_TOKEN, bind, with_token
     from badcjobs.live.serve import serve as serve_view
 
-    check_installed()  # before the next import
-    from badcjobs.live.hub import LiveSource, open_run
-
-    project, token = read_project(context), environ().get(_TOKEN)
+    project = read_project(context)
+    token = environ().get(_TOKEN)
     target = _find_target(target, simulate, project)
-    words = [one for one in (target, simulate and f"--simulate={simulate}") if one is not None]
-    command = shell_line("badcjobs", "serve", *words)
-    if token is not None and not (token and token.isascii() and token.isprintable() and " " not in token):
+    command = shell_line("badcjobs", "serve")
+    if target is not None:
+        command = shell_line("badcjobs", "serve", target)
+    elif simulate:
+        command = shell_line("badcjobs", "serve", f"--simulate={simulate}")
+    if token is not None and not _can_be_sent(token):
         # Its value is not shown: it is a secret.
         raise BadInput(f"{_TOKEN} must be printable ASCII without spaces", fix=with_token(command))
     log_to_stderr()
@@ -142,38 +150,60 @@ def serve(
     if token is not None and len(token) < MIN_TOKEN:
         remark(f"warning: a {_TOKEN} of fewer than {MIN_TOKEN} characters can be guessed")
     with closing(listening):
-        machine = _open_machine("serve", target, simulate, project)
         clock = SystemClock()
-        source = open_run(target or Path(), clock, QueueReader(clock)) if machine is None else LiveSource(machine)
+        machine = _open_machine("serve", target, simulate, project)
+        if machine is None:
+            source = open_run(target or Path(), clock, QueueReader(Slurm(), clock))
+        else:
+            source = LiveSource(machine)
+        announce = partial(_announce, place, target, token, json_wanted=json_wanted)
         with closing(source.view):
-            tell = partial(_announce, place, target, token, json_wanted=json_wanted)
-            serve_view(source, listening, place, token=token, clock=clock, interval_s=poll_s(_INTERVAL_S), ready=tell)
+            interval_s = poll_s(_INTERVAL_S)
+            serve_view(source, listening, place, token=token, clock=clock, interval_s=interval_s, ready=announce)
     return 0
 
 
+def _can_be_sent(token: str) -> bool:
+    """Return whether a token can be part of a header and of a URL."""
+    return bool(token) and token.isascii() and token.isprintable() and " " not in token
+
+
+def _check_installed() -> None:
+    """Raise NotHere if the packages of the extra 'serve' are missing."""
+    try:
+        import starlette.applications  # noqa: F401
+        import uvicorn  # noqa: F401
+        import wsproto  # noqa: F401
+    except ImportError as error:
+        raise NotHere(
+            "badcjobs serve needs packages that are not installed", why=str(error), fix="pip install 'badcjobs[serve]'"
+        ) from error
+
+
 def _announce(place: ServerAddress, target: Path | None, token: str | None, *, json_wanted: bool) -> None:
+    """Print the address, and how to open it from another computer."""
     from urllib.parse import quote
 
     if json_wanted:
         say(json.dumps({"url": place.url, "host": place.host, "port": place.port, "pid": os.getpid()}))
         return
     key = f"?token={quote(token, safe='')}" if token else ""
+    hint = "?token=…" if token else ""  # only the first line has the token
     say(place.url + key)
     remark(f"serving {target or 'this machine'}; Ctrl-C ends it")
-    for other in place.urls[1:]:
-        remark(f"or {other}{'?token=…' if key else ''}")  # the line above has the token
-    # How to open it from another computer.
+    for url in place.urls[1:]:
+        remark(f"or {url}{hint}")
     if not place.loopback:
         name = place.url.removeprefix("http://").rpartition(":")[0]
         tunnel = f"ssh -N -L {place.port}:{name}:{place.port} YOU@LOGIN_NODE"
-        here = f"http://127.0.0.1:{place.port}/{'?token=…' if key else ''}"
-        remark(f"from outside the cluster: {tunnel}   then open {here}")
+        remark(f"from outside the cluster: {tunnel}   then open http://127.0.0.1:{place.port}/{hint}")
         remark("the connection is not encrypted, except inside ssh")
         return
-    name = socket.getfqdn()
-    machine = "THIS_MACHINE" if name.startswith("localhost") else name
+    machine = socket.getfqdn()
+    if machine.startswith("localhost"):
+        machine = "THIS_MACHINE"
     remark(f"from another computer: ssh -N -L {place.port}:127.0.0.1:{place.port} {machine}   then the same address")
-    if not key:
+    if not token:
         remark("every user of this machine can open it; set BADCJOBS_TOKEN to prevent that")
 
 
@@ -187,7 +217,7 @@ def print_snapshot(snapshot: Snapshot, ui: UiState, *, ascii_only: bool) -> None
         say(as_plain_text(snapshot, ui, ascii_only=ascii_only))
         return
     page = draw(snapshot, ui, width=console.width, ascii_only=ascii_only)
-    console.print(_LINE_END.join(page.lines))
+    console.print(_LINE_END.join(page.lines), soft_wrap=True)  # a command is not cut
 
 
 def show(view: View, ui: UiState, *, interval_s: float, ascii_only: bool) -> int:
@@ -214,15 +244,14 @@ def _interact(console: Console, wakeup: _Wakeup, reader: _SnapshotReader, ui: Ui
     while True:
         width, height = console.size
         snapshot = reader.snapshot
-        if snapshot is None:
-            page = Page((Text("badcjobs: reading the task databases" + ("" if ascii_only else " …")),), (), 1)
-        else:
+        page = Page([Text("badcjobs: reading the task databases")], [], 1)
+        if snapshot is not None:
             page = draw(snapshot, ui, width=width, height=height, ascii_only=ascii_only)
         console.update_screen(_LINE_END.join(page.lines))
         if ui.quitting or wakeup.suspended or wakeup.ended_by is not None:
             return ui
         for key in wakeup.wait():
-            ui = press(ui, key, rows=page.rows, names=list(page.names))
+            ui = press(ui, key, rows=page.rows, names=page.names)
 
 
 class _SnapshotReader(threading.Thread):
@@ -230,7 +259,9 @@ class _SnapshotReader(threading.Thread):
 
     def __init__(self, view: View, interval_s: float, wakeup: _Wakeup) -> None:
         super().__init__(name="reader", daemon=True)
-        self._view, self._interval_s, self._wakeup = view, interval_s, wakeup
+        self._view = view
+        self._interval_s = interval_s
+        self._wakeup = wakeup
         self._snapshot: Snapshot | None = None
         self._error: Exception | None = None
 
@@ -244,18 +275,19 @@ class _SnapshotReader(threading.Thread):
     def run(self) -> None:
         """Read until the program ends; a large run first in parts, so that the first tasks appear soon."""
         patience_s = _FIRST_PATIENCE_S
-        seen: Snapshot | None = None
+        last: Snapshot | None = None
         while self._error is None:
             try:
-                self._snapshot = seen = self._view.look(patience_s)
+                last = self._view.look(patience_s)
+                self._snapshot = last
             except Exception as error:
-                if seen is None or not isinstance(error, BadcjobsError | OSError):
+                if last is None or not isinstance(error, BadcjobsError | OSError):
                     self._error = error
                 else:  # the folder or its filesystem is not available: keep the last snapshot
                     what = error.what if isinstance(error, BadcjobsError) else str(error)
-                    self._snapshot = replace(seen, remarks=(f"{what}; showing the last reading", *seen.remarks))
+                    self._snapshot = replace(last, remarks=(f"{what}; showing the last reading", *last.remarks))
             self._wakeup.wake()
-            if self._snapshot is not None and not self._snapshot.unread:
+            if last is not None and not last.unread:
                 patience_s = _SHARE * self._interval_s
                 time.sleep(self._interval_s)
 
@@ -267,7 +299,7 @@ class _Wakeup:
         self._read_end, self._write_end = os.pipe()
         os.set_blocking(self._write_end, False)
         self._before: dict[signal.Signals, Any] = {}
-        self._keys_from = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
+        self._keys_from = _terminal_input()
         self.ended_by: int | None = None
         self.suspended = False
 
@@ -289,14 +321,18 @@ class _Wakeup:
 
     def wait(self) -> list[str]:
         """Wait for an event; return the keys that were pressed."""
-        sources = [self._read_end] + ([] if self._keys_from is None else [self._keys_from])
+        sources = [self._read_end]
+        if self._keys_from is not None:
+            sources.append(self._keys_from)
         ready, _, _ = select.select(sources, [], [])
         if self._read_end in ready:
             os.read(self._read_end, 4096)
-        if self._keys_from not in ready or self._keys_from is None:
+        if self._keys_from is None or self._keys_from not in ready:
             return []
         pressed = os.read(self._keys_from, 4096)
-        return parse_keys(pressed.decode(errors="ignore")) if pressed else ["q"]  # the terminal is closed
+        if not pressed:
+            return ["q"]  # the terminal is closed
+        return parse_keys(pressed.decode(errors="ignore"))
 
     def _receive(self, number: int, _frame: object) -> None:
         if number in _ENDINGS:
@@ -306,13 +342,20 @@ class _Wakeup:
         self.wake()
 
 
+def _terminal_input() -> int | None:
+    """Return the file descriptor of the keyboard; None: stdin is no terminal."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        return None
+    return sys.stdin.fileno()
+
+
 @contextmanager
 def _own_terminal() -> Iterator[None]:
     """Read keys one by one without echo; restore the terminal afterwards."""
-    if sys.stdin is None or not sys.stdin.isatty():
+    fd = _terminal_input()
+    if fd is None:
         yield
         return
-    fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     try:
         tty.setcbreak(fd)

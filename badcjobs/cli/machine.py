@@ -19,6 +19,7 @@ from badcjobs.cli.output import (
     remark,
     say,
     say_next,
+    terminal_width,
     this_command,
 )
 from badcjobs.clock import SystemClock
@@ -27,6 +28,8 @@ from badcjobs.paths import shell_line
 
 if TYPE_CHECKING:
     from badcjobs.devices.free import DeviceRequest
+    from badcjobs.devices.listing import Listing
+    from badcjobs.model import StandIn
 
 
 def gpus(
@@ -46,18 +49,11 @@ def gpus(
     Example:
       badcjobs gpus --simulate 4 --free 2
     """
-    from badcjobs.devices.free import DeviceLocks, Waiting, list_free, lock_folder
-    from badcjobs.devices.listing import Listing, list_granted
+    from badcjobs.devices.listing import Listing
 
     request = _request(free, everything, min_memory_mib=min_memory_mib, max_utilization=max_utilization, wait=wait)
     try:
-        simulated = find_stand_in(read_project(context), simulate)
-        clock, variables = SystemClock(), environ()
-        if request is None:
-            found = list_granted(variables, clock, stand_in=simulated, everything=everything)
-        else:
-            locks = DeviceLocks(lock_folder(variables), clock, None)
-            found = list_free(variables, simulated, request, locks, Waiting(clock, remark))
+        listing = _list_devices(request, find_stand_in(read_project(context), simulate), everything=everything)
     except NotHere as error:
         if not json_wanted:
             raise
@@ -65,14 +61,13 @@ def gpus(
         print_json(getattr(error, "listing", Listing((), why)).to_dict())
         return error.exit_code
     if json_wanted:
-        print_json(found.to_dict())
-        return 0 if found.devices else NotHere.exit_code
-    if not found.devices:
-        raise NotHere(
-            "no GPU here", why=found.why, fix="badcjobs gpus --simulate 2   (shows simulated ones), or request one"
-        )
-    to_take = request is not None and found.devices[0].backend != "simulated"
-    say(_devices_text(found.to_dict(), processes=everything, to_take=to_take))
+        print_json(listing.to_dict())
+        return 0 if listing.devices else NotHere.exit_code
+    if not listing.devices:
+        fix = "badcjobs gpus --simulate 2   (shows simulated ones), or request one"
+        raise NotHere("no GPU here", why=listing.why, fix=fix)
+    to_take = request is not None and listing.devices[0].backend != "simulated"
+    say(_devices_text(listing.to_dict(), processes=everything, to_take=to_take, width=terminal_width()))
     if request is None:
         say_next(*this_command(name="monitor", without=["--all"]))
     elif not to_take:
@@ -80,13 +75,25 @@ def gpus(
     return 0
 
 
+def _list_devices(request: DeviceRequest | None, stand_in: StandIn, *, everything: bool) -> Listing:
+    from badcjobs.devices.free import DeviceLocks, Waiting, list_free, lock_folder
+    from badcjobs.devices.listing import list_granted
+
+    clock = SystemClock()
+    variables = environ()
+    if request is None:
+        return list_granted(variables, clock, stand_in=stand_in, everything=everything)
+    locks = DeviceLocks(lock_folder(variables), clock, None)
+    return list_free(variables, stand_in, request, locks, Waiting(clock, remark))
+
+
 def _request(free: int | None, everything: bool, **limits: Any) -> DeviceRequest | None:
     from badcjobs.devices.free import DeviceRequest, check_request
 
     if free is None:
-        given = [f"--{name.replace('_', '-')}" for name, value in limits.items() if value is not None]
-        if given:
-            raise BadInput(f"{' and '.join(given)} without --free", fix="badcjobs gpus --free 1 --wait 60")
+        options = [f"--{name.replace('_', '-')}" for name, value in limits.items() if value is not None]
+        if options:
+            raise BadInput(f"{' and '.join(options)} without --free", fix="badcjobs gpus --free 1 --wait 60")
         return None
     if everything:
         raise BadInput(
@@ -113,13 +120,15 @@ def record(
     Example:
       badcjobs record --out training.sqlite -- python train.py
     """
-    from badcjobs.report.words import count
     from badcjobs.task.records import RecordingOptions, run_record, stream_samples
+    from badcjobs.words import count
+    from badcjobs.words import duration as lasted
 
     log_to_stderr()
     if force:
         refuse_data([("--out", out, f"recording{out.suffix}")], whatever_it_holds=True)
-    project, world = read_project(context, "alerts"), read_world()
+    project = read_project(context, "alerts")
+    world = read_world()
     options = RecordingOptions(
         interval or project.get("run", "interval") or 1.0,
         find_stand_in(project, simulate),
@@ -138,12 +147,14 @@ def record(
         overwrite=force,
         live_mode=project.get("run", "live_mode") or "auto",
     )
-    trouble = "" if end["telemetry"] == "on" else f"; telemetry {end['telemetry']}"
-    said = f"{count(end['devices'], 'device')} recorded for {end['wall_s']:.1f} s: {end['out']}{trouble}"
+    recorded = f"{count(end['devices'], 'device')} recorded for {lasted(end['wall_s'])}: {end['out']}"
+    if end["telemetry"] != "on":
+        recorded += f"; telemetry {end['telemetry']}"
     if command:
-        remark(f"{said}\nnext: {shell_line('badcjobs', 'report', Path(end['out']))}")  # stdout belongs to the command
+        following = shell_line("badcjobs", "report", Path(end["out"]))
+        remark(f"{recorded}\nnext: {following}")  # stdout belongs to the command
     else:
-        say(f"badcjobs: {said}")
+        say(f"badcjobs: {recorded}")
         say_next("badcjobs", "report", Path(end["out"]))
     return int(end["exit_code"])
 
@@ -165,58 +176,94 @@ def cluster(
 
     project = read_project(context)
     gpus = gpus_per_task or project.get("submit", "gpus_per_task") or 1
-    found = look_at_cluster(environ(), gpus=gpus, kind=constraint or project.get("submit", "constraint"))
-    answer(json_wanted, found, cluster_text(found))
-    if found["fits"] and not json_wanted:
-        where = this_command(f"--sbatch=--partition={found['best']['partition']}")[2:]
+    nodes = look_at_cluster(environ(), gpus=gpus, kind=constraint or project.get("submit", "constraint"))
+    answer(json_wanted, nodes, cluster_text(nodes))
+    if not nodes["fits"]:
+        return ExitCode.NOT_HERE
+    if not json_wanted:
+        where = this_command(f"--sbatch=--partition={nodes['best']['partition']}")[2:]
         say_next("badcjobs", "submit", "SOURCE", *where)
-    return ExitCode.DONE if found["fits"] else ExitCode.NOT_HERE
+    return ExitCode.DONE
 
 
 _LONGEST_MODEL = 28
 
 
-def _devices_text(listing: Mapping[str, Any], *, processes: bool, to_take: bool) -> str:
+def _devices_text(listing: Mapping[str, Any], *, processes: bool, to_take: bool, width: int | None) -> str:
     """Return the devices of ``badcjobs gpus`` with the reasons; optionally their processes, or the line to use them."""
     from badcjobs.devices.allocation import VISIBLE
-    from badcjobs.report.tables import Table, columns, table_text
-    from badcjobs.report.words import UNKNOWN, memory, percent, plain
+    from badcjobs.report.text import wrap
+    from badcjobs.words import plain
 
-    devices: Sequence[Mapping[str, Any]] = listing["devices"]
-    rows = [
-        (UNKNOWN if d["index"] is None else str(d["index"]), d["uuid"] or f"token {d['token']}",
-         (d["name"] or UNKNOWN)[:_LONGEST_MODEL], memory(d["memory_free_bytes"]), memory(d["memory_total_bytes"]),
-         percent(d["utilization_percent"]), d["load"] or UNKNOWN,
-         UNKNOWN if d["temperature_c"] is None else f"{d['temperature_c']} °C",
-         UNKNOWN if d["score"] is None else f"{d['score']:.2f}", d["backend"])
-        for d in devices
-    ]  # fmt: skip
-    heads = columns("<index", "<uuid", "<name", "free", "of", "util", "<load", "temp", "score", "backend")
-    lines = table_text(Table("devices", "Devices", heads, rows))
-    lines += ["", *(f"  {_device_name(d)}: {d['why']}" for d in devices)]
-    lines += [f"  {_device_name(d)}: no reading: {d['trouble']}" for d in devices if d["trouble"]]
-    lines += [f"  {_device_name(d)}: skipped: {d['why']}" for d in listing["skipped"]]
-    lines += [f"  granted: {listing['why']}"]
+    devices = listing["devices"]
+    reasons = [f"{_device_name(device)}: {device['why']}" for device in devices]
+    reasons += [f"{_device_name(device)}: no reading: {device['trouble']}" for device in devices if device["trouble"]]
+    reasons += [f"{_device_name(device)}: skipped: {device['why']}" for device in listing["skipped"]]
+    reasons.append(f"granted: {listing['why']}")
     if listing["backend_why"]:
-        lines.append(f"  read through {listing['backend']}: {listing['backend_why']}")
+        reasons.append(f"read through {listing['backend']}: {listing['backend_why']}")
+
+    lines = [*_device_table(devices, width), ""]
+    for reason in reasons:
+        lines += [f"  {reason}"] if width is None else wrap(f"  {reason}", indent=4, width=width)
     if processes:
-        running = [
-            (_device_name(d), str(one["pid"]), one["user"] or UNKNOWN, one["program"] or UNKNOWN,
-             memory(one["memory_used_bytes"]))
-            for d in devices
-            for one in d["processes"] or ()
-        ]  # fmt: skip
-        silent = [f"  {_device_name(d)}: process list not available" for d in devices if d["processes"] is None]
-        heads = columns("<device", "<pid", "<user", "<program", "memory")
-        found = table_text(Table("processes", "Processes", heads, running))
-        found = found if running else ["  no process is on these devices"]
-        lines += ["", *(found if len(silent) < len(devices) else []), *silent]
-    if to_take and devices[0]["vendor"] in VISIBLE:
-        lines += ["", f"next: export {VISIBLE[devices[0]['vendor']]}={','.join(device['pin'] for device in devices)}"]
-    return "\n".join(plain(line) for line in lines)
+        lines += ["", *_process_lines(devices, width)]
+    vendor = devices[0]["vendor"]
+    if to_take and vendor in VISIBLE:
+        pins = ",".join(device["pin"] for device in devices)
+        lines += ["", f"next: export {VISIBLE[vendor]}={pins}"]
+    return "\n".join(map(plain, lines))
+
+
+def _device_table(devices: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
+    from badcjobs.report.tables import Table, columns, table_text
+    from badcjobs.words import UNKNOWN, memory, share_words, temperature
+
+    heads = columns("<index", "<uuid", "<name", "free", "of", "util", "<load", "temp", "score", "backend")
+    rows = []
+    for device in devices:
+        row = (
+            UNKNOWN if device["index"] is None else str(device["index"]),
+            device["uuid"] or f"token {device['token']}",
+            (device["name"] or UNKNOWN)[:_LONGEST_MODEL],
+            memory(device["memory_free_bytes"]),
+            memory(device["memory_total_bytes"]),
+            share_words(device["utilization_percent"]),
+            device["load"] or UNKNOWN,
+            temperature(device["temperature_c"]),
+            UNKNOWN if device["score"] is None else f"{device['score']:.2f}",
+            device["backend"],
+        )
+        rows.append(row)
+    return table_text(Table("devices", "Devices", heads, rows), width)
+
+
+def _process_lines(devices: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
+    """Return the processes on the devices, and which devices do not tell theirs."""
+    from badcjobs.report.tables import Table, columns, table_text
+    from badcjobs.words import UNKNOWN, memory
+
+    rows = []
+    unlisted = []
+    for device in devices:
+        name = _device_name(device)
+        if device["processes"] is None:
+            unlisted.append(f"  {name}: process list not available")
+        for process in device["processes"] or ():
+            user = process["user"] or UNKNOWN
+            program = process["program"] or UNKNOWN
+            rows.append((name, str(process["pid"]), user, program, memory(process["memory_used_bytes"])))
+    if len(unlisted) == len(devices):
+        return unlisted
+    if not rows:
+        return ["  no process is on these devices", *unlisted]
+    heads = columns("<device", "<pid", "<user", "<program", "memory")
+    return [*table_text(Table("processes", "Processes", heads, rows), width), *unlisted]
 
 
 def _device_name(device: Mapping[str, Any]) -> str:
     if device["index"] is None:
         return f"token {device['token']}"
-    return str(device["uuid"]) if device["parent_uuid"] else f"GPU {device['index']}"  # slices share an index
+    if device["parent_uuid"]:  # slices share an index
+        return str(device["uuid"])
+    return f"GPU {device['index']}"

@@ -59,27 +59,30 @@ def with_settings(table: str, *, hidden: bool = False) -> Callable[[Callable[...
 
     def decorate(command: Callable[..., int]) -> Callable[..., int]:
         own = inspect.signature(command, eval_str=True).parameters
-        options = [one for key, one in SETTINGS[table].items() if one.heading and key not in own]
-        parameters = [one for one in own.values() if one.kind is not one.VAR_KEYWORD]
-        for one in options:
-            name = one.option
+        parameters = [parameter for parameter in own.values() if parameter.kind is not parameter.VAR_KEYWORD]
+        for key, setting in SETTINGS[table].items():
+            if not setting.heading or key in own:
+                continue
+            name = setting.option
+            names = [f"{name}/--no-{name[2:]}" if setting.default is True else name]
+            if setting.short:
+                names.append(f"-{setting.short}")
             shown = typer.Option(
-                f"{name}/--no-{name[2:]}" if one.default is True else name,
-                *([f"-{one.short}"] if one.short else []),
-                help=one.help,
-                metavar=one.metavar or None,
-                rich_help_panel=one.heading,
+                *names,
+                help=setting.help,
+                metavar=setting.metavar or None,
+                rich_help_panel=setting.heading,
                 hidden=hidden,
             )
-            annotation = Annotated[_TYPES[one.kind] | None, shown]  # type: ignore[valid-type, name-defined]
+            annotation = Annotated[_TYPES[setting.kind] | None, shown]  # type: ignore[valid-type, name-defined]
             kind = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(inspect.Parameter(one.key, kind, default=None, annotation=annotation))
+            parameters.append(inspect.Parameter(key, kind, default=None, annotation=annotation))
 
         def with_all(*context: Any, **given: Any) -> int:
             return command(*context, **{name: None if value == [] else value for name, value in given.items()})
 
         with_all.__doc__ = command.__doc__
-        with_all.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": int}
+        with_all.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters} | {"return": int}
         with_all.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
         return with_all
 
@@ -160,7 +163,7 @@ def explain_moved_option(option: str, words: Sequence[str], command: str) -> tup
 
     It may also be an option of submit. None: it is none of them.
     """
-    bare = option.removeprefix("--").removeprefix("no-").replace("-", "_")
+    bare = _key_of(option)
     value = given_value([option], words)
     of_run = SETTINGS["run"].get(bare)
     if of_run is not None and of_run.heading and command in ("submit", "check", "plan", "probe"):
@@ -180,13 +183,20 @@ def explain_moved_option(option: str, words: Sequence[str], command: str) -> tup
     return None
 
 
+def _key_of(option: str) -> str:
+    """Return the key of a setting that an option would have."""
+    return option.removeprefix("--").removeprefix("no-").replace("-", "_")
+
+
 def _with_dashes(words: Sequence[str], refused: str) -> str:
     """Return a command line with all its options of run after --, ready to paste."""
     at = words.index("--") if "--" in words else len(words)
-    own, moved, waiting = list[str](), list[str](), False
+    own: list[str] = []
+    moved: list[str] = []
+    waiting = False
     for word in words[:at]:
         name = word.partition("=")[0]
-        setting = SETTINGS["run"].get(name.removeprefix("--").removeprefix("no-").replace("-", "_"))
+        setting = SETTINGS["run"].get(_key_of(name))
         shared = name in ("--out", "--root") and name != refused  # options of this command too
         of_run = name.startswith("--") and setting is not None and bool(setting.heading) and not shared
         (moved if of_run or waiting else own).append(word)
@@ -247,16 +257,16 @@ def _is_run(folder: Path) -> bool:
 
 
 def _why_by_content(place: Path) -> str | None:
-    from badcjobs.store.connect import SQLITE_MAGIC
+    from badcjobs.store.connect import is_database
 
+    if is_database(place):
+        return "it is a database"
     try:
         with place.open("rb") as file:
-            begin = file.read(len(SQLITE_MAGIC))
+            is_audio = file.read(4).startswith(_AUDIO_MAGIC)
     except OSError:
         return None  # it does not exist, or cannot be read
-    if begin == SQLITE_MAGIC:
-        return "it is a database"
-    return "it is a recording" if begin.startswith(_AUDIO_MAGIC) else None
+    return "it is a recording" if is_audio else None
 
 
 def sources_of(job: Path) -> list[Path]:

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 from badcjobs.errors import BadcjobsError, BadInput
 from badcjobs.masking import mask
 from badcjobs.paths import shell_line
-from badcjobs.report.words import plain
+from badcjobs.words import duration, plain, to_ascii
 
 if TYPE_CHECKING:
     from badcjobs.task.startup import World
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 _OUR_COLOURS = re.compile(r"(\x1b\[[0-9;]*m)")
 _NOT_PLAIN_ASCII = re.compile(r"[^\n\x20-\x7e]")
 _POLL = "BADCJOBS_POLL_S"
+_WIDTH = 100  # of text that is not for a terminal
+_NARROWEST = 40
+_WIDEST = 140  # longer lines are hard to read
 _PARTS = 4096  # of a JSON document at a time
 _CONTINUATION = "    | "  # marks lines that are not log records of their own
 
@@ -31,11 +35,14 @@ _CONTINUATION = "    | "  # marks lines that are not log records of their own
 def safe_lines(text: str, *, painted: bool = False, tabs: bool = False) -> str:
     """Return text without control characters, except line ends; ``painted`` keeps colours, ``tabs`` keeps tabs."""
     if painted:
-        return "".join(part if number % 2 else safe_lines(part) for number, part in enumerate(_OUR_COLOURS.split(text)))
+        texts_and_colours = _OUR_COLOURS.split(text)
+        texts_and_colours[::2] = map(safe_lines, texts_and_colours[::2])
+        return "".join(texts_and_colours)
     if text.isprintable():
         return text
     kept = "\n\t" if tabs else "\n"
-    return "".join(one if one in kept else plain(one) for one in re.split(f"([{kept}])", text.replace("\r\n", "\n")))
+    parts = re.split(f"([{kept}])", text.replace("\r\n", "\n"))
+    return "".join(part if part in kept else plain(part) for part in parts)
 
 
 def safe_json(text: str) -> str:
@@ -43,8 +50,8 @@ def safe_json(text: str) -> str:
     return _NOT_PLAIN_ASCII.sub(_escape, text)
 
 
-def _escape(found: re.Match[str]) -> str:
-    sign = found[0]
+def _escape(match: re.Match[str]) -> str:
+    sign = match[0]
     if sign.isprintable() or "\ud800" <= sign <= "\udfff":  # half a surrogate pair: strict readers refuse its escape
         return sign
     pairs = sign.encode("utf-16-be").hex()
@@ -53,8 +60,8 @@ def _escape(found: re.Match[str]) -> str:
 
 def safe_error(error: BadcjobsError) -> str:
     """Return the text of an error: what happened in one line, then reason and fix in one or more lines."""
-    what, why = plain(mask(error.what)), mask(error.why or "")
-    return safe_lines(str(BadcjobsError(what, why=why, fix=error.fix)), tabs=True)
+    masked = BadcjobsError(plain(mask(error.what)), why=mask(error.why or ""), fix=error.fix)
+    return safe_lines(str(masked), tabs=True)
 
 
 class SafeFormatter(logging.Formatter):
@@ -74,7 +81,8 @@ if logging.lastResort is not None:  # prints warnings of commands that do not se
 
 def say(text: str, *, painted: bool = False) -> None:
     """Print a result as text; ``painted``: it may have colours."""
-    _print([safe_lines(text, painted=painted)])
+    text = safe_lines(text, painted=painted)
+    _print([to_ascii(text) if shows_only_ascii() else text])
 
 
 def say_next(*words: str | Path, note: str = "") -> None:
@@ -84,15 +92,21 @@ def say_next(*words: str | Path, note: str = "") -> None:
 
 def this_command(*more: str, name: str | None = None, without: Sequence[str] = ()) -> list[str]:
     """Return the words of this command line, with more options (before --), another name, or without flags."""
-    own, *words = [word for word in sys.argv[1:] if word not in ("--debug", *without)]
-    at = words.index("--") if "--" in words else len(words)
-    return ["badcjobs", name or own, *words[:at], *more, *words[at:]]
+    own_name, *arguments = [word for word in sys.argv[1:] if word not in ("--debug", *without)]
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return ["badcjobs", name or own_name, *arguments[:end], *more, *arguments[end:]]
 
 
 def print_document(document: str | Iterable[str]) -> None:
     """Print a document, or its lines, unchanged; on a terminal, without control characters."""
-    parts, end = ([document], "\n") if isinstance(document, str) else (document, "")
-    _print((safe_lines(part, tabs=True) for part in parts) if sys.stdout and sys.stdout.isatty() else parts, end)
+    parts: Iterable[str] = document
+    end = ""
+    if isinstance(document, str):
+        parts = [document]
+        end = "\n"
+    if sys.stdout and sys.stdout.isatty():
+        parts = (safe_lines(part, tabs=True) for part in parts)
+    _print(parts, end)
 
 
 def _print(parts: Iterable[str], end: str = "\n") -> OSError | None:
@@ -111,7 +125,8 @@ def _print(parts: Iterable[str], end: str = "\n") -> OSError | None:
 
 def print_line(line: str) -> None:
     """Print a line of a stream; raise BrokenPipeError from the cause when that is no longer possible."""
-    if (error := _print([safe_json(line)])) is not None:
+    error = _print([safe_json(line)])
+    if error is not None:
         raise BrokenPipeError from error
 
 
@@ -131,7 +146,10 @@ def answer(json_wanted: bool, document: object, text: str) -> None:
 
 def shown(path: Path) -> str:
     """Return a path for messages: relative if it is below the working folder."""
-    return plain(str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path))
+    here = Path.cwd()
+    if path.is_relative_to(here):
+        path = path.relative_to(here)
+    return plain(str(path))
 
 
 def log_to_stderr(*, quiet: bool = True) -> None:
@@ -167,19 +185,34 @@ class Pace:
             self._started_s, self._next_s = now_s, now_s + self._every_s
         if now_s < self._next_s or done == of:  # the result follows
             return
-        self._next_s, spent_s = now_s + self._every_s, now_s - self._started_s
-        said = f"{done:,}{'' if of is None else f' of {of:,}'} {what or self._what}, {done / spent_s:,.0f} a second"
+        spent_s = now_s - self._started_s
+        self._next_s = now_s + self._every_s
+        amount = f"{done:,}" if of is None else f"{done:,} of {of:,}"
+        text = f"{amount} {what or self._what}, {done / spent_s:,.0f} a second"
         if rows is not None:
-            said += f" with {rows / spent_s:,.0f} rows"
+            text += f" with {rows / spent_s:,.0f} rows"
         if of is not None and done:
-            left_s = round(spent_s / done * (of - done))
-            said += f", done in {left_s // 60}:{left_s % 60:02d}"
-        remark(said)
+            text += f", done in {duration(spent_s / done * (of - done))}"
+        remark(text)
 
 
 def remark(text: str) -> None:
     """Print a message to stderr."""
-    print(safe_lines(f"badcjobs: {text}"), file=sys.stderr)
+    text = safe_lines(f"badcjobs: {text}")
+    print(to_ascii(text) if shows_only_ascii() else text, file=sys.stderr)
+
+
+def terminal_width() -> int | None:
+    """Return how wide text on stdout may be; None: it is no terminal."""
+    if not sys.stdout.isatty():
+        return None
+    columns = shutil.get_terminal_size((_WIDTH, 24)).columns
+    return max(_NARROWEST, min(columns, _WIDEST))
+
+
+def text_width() -> int:
+    """Return how wide a text of sentences may be, also without a terminal."""
+    return terminal_width() or _WIDTH
 
 
 def colour_wanted() -> bool:
@@ -189,8 +222,11 @@ def colour_wanted() -> bool:
 
 def shows_only_ascii() -> bool:
     """Say whether the locale allows only ASCII; Python uses UTF-8 even in the locale C."""
-    asked = os.environ.get("LC_ALL") or os.environ.get("LANG") or ""
-    return asked in ("C", "POSIX") or not (sys.stdout.encoding or "").lower().startswith("utf")
+    locale = os.environ.get("LC_ALL") or os.environ.get("LANG")
+    if locale in ("C", "POSIX"):
+        return True
+    encoding = sys.stdout.encoding if sys.stdout else None  # stdout may be closed
+    return not (encoding or "").lower().startswith("utf")
 
 
 # --- the world: only here are the environment, the host and the time asked for ----------------------------------------

@@ -17,8 +17,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from badcjobs import __version__
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode
+from badcjobs.version import __version__
 
 # Typer has its own copy of click's errors, or uses click's; this is their common ancestor in both.
 UsageError: type[Any] = typer.BadParameter.__mro__[1]
@@ -56,7 +56,8 @@ COMMANDS = {
 BY_NAME = {name: about for section in COMMANDS.values() for name, about in section.items()}
 _RUN_OPTIONS_AFTER_DASHES = ("submit", "check", "plan", "probe")
 _FOOTER = "Every command also takes --config FILE|KEY=VALUE and --debug."
-_COLUMN, _WIDTH = 30, 80  # of a help page: the column of the texts, and the width
+_COLUMN = 30  # of the texts on a help page
+_WIDTH = 80  # of a help page
 
 
 class Command(TyperCommand):
@@ -87,12 +88,15 @@ class Command(TyperCommand):
         lines = [usage, "", *textwrap.wrap(" ".join(text.split()), _WIDTH)]
         groups: dict[str, list[Any]] = {"Options": []}
         parameters: list[Any] = list(self.get_params(ctx))
-        for one in parameters:
-            if one.param_type_name == "option" and not one.hidden:
-                groups.setdefault(getattr(one, "rich_help_panel", None) or "Options", []).append(one)
-        groups["Options"].sort(key=lambda one: one.opts[0] in ("--json", "-h", "--help"))
+        for parameter in parameters:
+            if parameter.param_type_name == "option" and not parameter.hidden:
+                heading = getattr(parameter, "rich_help_panel", None) or "Options"
+                groups.setdefault(heading, []).append(parameter)
+        groups["Options"].sort(key=lambda option: option.opts[0] in ("--json", "-h", "--help"))
         for heading, options in groups.items():
-            lines += ["", f"{heading}:", *(line for one in options for line in option_lines(one))]
+            lines += ["", f"{heading}:"]
+            for option in options:
+                lines += option_lines(option)
         lines += ["", "Example:", *(f"  {line.strip()}" for line in example.strip().splitlines()), "", _FOOTER]
         formatter.write("\n".join(lines) + "\n")
 
@@ -164,9 +168,11 @@ class Commands(TyperGroup):
         lines = ["Usage: badcjobs COMMAND …", "", about]
         for section, commands in COMMANDS.items():
             lines += ["", f"{section}:", *(f"  {name:<10}  {about}" for name, (_, _, about) in commands.items())]
+        lines += ["", "Options:"]
         parameters: list[Any] = list(self.get_params(ctx))
-        options = [one for one in parameters if not one.hidden]
-        lines += ["", "Options:", *(line for one in options for line in option_lines(one))]
+        for option in parameters:
+            if not option.hidden:
+                lines += option_lines(option)
         lines += ["", "First steps: badcjobs demo, then badcjobs guide start."]
         formatter.write("\n".join(lines) + "\n")
 
@@ -242,9 +248,14 @@ def _convert_usage_error(error: Any) -> BadcjobsError:
     command = " ".join(filter(None, ["badcjobs", named]))
     value = given_value(getattr(getattr(error, "param", None), "opts", ()), sys.argv[1:])
     message = " ".join(error.format_message().split())  # a list of choices comes with tabs and lines
-    if wrong := re.fullmatch(r"Invalid value for '([\w-]+)': '(.*)' is not a valid (int|float)\w*\.", message):
-        message = f"{wrong[1]} {wrong[2]} must be {'a whole number' if wrong[3] == 'int' else 'a number'}"
-    said = message if value is None or value in message else f"{message} (given: {value})"
-    if "No such option" in message and (moved := explain_moved_option(error.option_name, sys.argv[1:], named or "")):
-        return BadInput(f"No such option: {error.option_name}", why=moved[0], fix=moved[1])
-    return BadInput(said, fix=f"{command} --help")
+    wrong = re.fullmatch(r"Invalid value for '([\w-]+)': '(.*)' is not a valid (int|float)\w*\.", message)
+    if wrong:
+        kind = "a whole number" if wrong[3] == "int" else "a number"
+        message = f"{wrong[1]} {wrong[2]} must be {kind}"
+    if "No such option" in message:
+        moved = explain_moved_option(error.option_name, sys.argv[1:], named or "")
+        if moved:
+            return BadInput(f"No such option: {error.option_name}", why=moved[0], fix=moved[1])
+    if value is not None and value not in message:
+        message = f"{message} (given: {value})"
+    return BadInput(message, fix=f"{command} --help")

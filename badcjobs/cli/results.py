@@ -21,6 +21,7 @@ from badcjobs.cli.output import (
     say,
     say_next,
     shown,
+    text_width,
 )
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 ROWS = "rows of the source read"
 JobPath = Annotated[Path | None, typer.Argument(metavar="DIR|FILE")]
-Forms = Literal["csv", "json", "parquet", "badc"]
+Forms = Literal["csv", "json", "jsonl", "parquet", "badc", "hawkears", "audacity", "raven"]
 
 
 def merge(
@@ -50,7 +51,8 @@ def merge(
     Example:
       badcjobs merge runs/july
     """
-    from badcjobs.cluster.slurm import QueueReader
+    from badcjobs.cluster.scheduler import QueueReader
+    from badcjobs.cluster.slurm import Slurm
     from badcjobs.planning.site import find_billing
     from badcjobs.report.job import default_target, finish_job, job_title
     from badcjobs.report.text import removal_text, summary_text
@@ -62,14 +64,15 @@ def merge(
     order = MergeOrder(given, out or default_target(given), mix, progress=Pace("task databases merged"), tell=remark)
     billing = find_billing(project, Path.cwd())
     how: dict[str, Any] = {"remove_merged": remove_merged, "readings": json_wanted, "billing": billing}
-    job = finish_job(order, SystemClock(), reading_source=Pace(ROWS), ask_queue=QueueReader(SystemClock()), **how)
+    queue = QueueReader(Slurm(), SystemClock())
+    job = finish_job(order, SystemClock(), reading_source=Pace(ROWS), ask_queue=queue, **how)
     if json_wanted:
         print_json({**job.to_dict(streamed=True), "why_no_report": job.why_no_report})
     else:
         more = [files_text(job)]
-        more += [] if job.removed is None else [removal_text(job.removed.removed, job.removed.left)]
+        more += [] if job.removed is None else [removal_text(job.removed.removed, job.removed.left, text_width())]
         title = job_title(job.database)
-        say(summary_text(job.summary, title, colour=colour_wanted(), more=more), painted=True)
+        say(summary_text(job.summary, title, colour=colour_wanted(), more=more, width=text_width()), painted=True)
     # A second copy of a task is no loss.
     return ExitCode.DATABASE if any(file.lost_something for file in job.merged.files) else ExitCode.DONE
 
@@ -99,7 +102,8 @@ def report(
     Example:
       badcjobs report runs/july --compare runs/june --markdown july.md
     """
-    from badcjobs.cluster.slurm import QueueReader
+    from badcjobs.cluster.scheduler import QueueReader
+    from badcjobs.cluster.slurm import Slurm
     from badcjobs.planning.site import find_billing
     from badcjobs.report.job import report_job
 
@@ -117,9 +121,11 @@ def report(
         again = f"badcjobs report {shell_line(job)} {to_stdout[0]}   (and the others into files)"
         what = f"{' and '.join(to_stdout)} cannot be printed together"
         raise BadInput(what, why="stdout holds one document", fix=again)
-    jobs = [one for one in (job, compare) if one is not None]
-    refuse_data(targets, [*jobs, *(source for one in jobs for source in sources_of(one))])
-    queue, readings = QueueReader(SystemClock()), json_wanted or prometheus is not None
+    inputs = [job, *sources_of(job)]
+    if compare is not None:
+        inputs += [compare, *sources_of(compare)]
+    refuse_data(targets, inputs)
+    queue, readings = QueueReader(Slurm(), SystemClock()), json_wanted or prometheus is not None
     billing = find_billing(project, Path.cwd())
     with report_job(job, SystemClock(), compare, Pace(ROWS), queue, readings=readings, billing=billing) as found:
         for path, make in ((html, found.to_html), (markdown, found.to_markdown), (prometheus, found.to_prometheus)):
@@ -130,7 +136,7 @@ def report(
     if json_wanted:
         print_json(found.to_dict(streamed=True))
     elif not to_stdout:
-        say(found.to_text(colour=colour_wanted()), painted=True)
+        say(found.to_text(colour=colour_wanted(), width=text_width()), painted=True)
     return ExitCode.DATABASE if found.lossy_files else ExitCode.DONE
 
 
@@ -152,7 +158,9 @@ def export(
     context: typer.Context,
     out: Annotated[Path, option("PATH", "File, folder, or - for stdout.", "--out", "-o")],
     source: JobPath = None,
-    form: Annotated[Forms | None, option("NAME", "csv, json, parquet, badc [from -o, else csv].", "--format")] = None,
+    form: Annotated[
+        Forms | None, option("NAME", "csv|json[l]|parquet|badc|hawkears|audacity|raven.", "--format")
+    ] = None,
     table: Annotated[list[str] | None, option("NAME|all", "Another table or view; repeatable.")] = None,
     species: Annotated[str | None, option("LIST", "Only these species: ROPT,RUGR.")] = None,
     min_score: Annotated[float | None, option("X", "Only detections with this score or more.")] = None,
@@ -166,18 +174,21 @@ def export(
     Example:
       badcjobs export runs/july --min-score 0.8 --out july.csv
     """
-    from badcjobs.report.export import ExportOrder, form_of
+    from badcjobs.report.export import ENDINGS, ExportOrder, form_of
     from badcjobs.report.export import export as carry_out
-    from badcjobs.report.words import count
     from badcjobs.store.atomic_write import cannot_write
+    from badcjobs.words import count
 
     log_to_stderr()
     project = read_project(context)
-    job, to_stdout = find_run(source, project, "export"), is_stdout(out)
+    job = find_run(source, project, "export")
+    to_stdout = is_stdout(out)
     named = form or form_of(out, several=by_study_area or len(table or ()) > 1 or "all" in (table or ()))
-    instead = f"export.{named}" if out.suffix and named != "badc" else "exported"
-    read = [job, *sources_of(job), *([] if project.file is None else [project.file])]
-    refuse_data([("--out", out, instead)], read)
+    instead = f"export.{named}" if out.suffix and named in ENDINGS.values() else "exported"
+    inputs = [job, *sources_of(job)]
+    if project.file is not None:
+        inputs.append(project.file)
+    refuse_data([("--out", out, instead)], inputs)
     listed = tuple(dict.fromkeys(word.strip() for word in (species or "").split(",") if word.strip()))
     order = ExportOrder(
         job,
@@ -212,6 +223,8 @@ def export(
         remark(note)
     if named == "badc":
         say_next("badc", "infer", "aggregate", out)
+    elif named == "hawkears":
+        say_next("hawkears", "gui", note="Import analysis results")
     elif not to_stdout:
         say_next("badcjobs", "guide", "export", note="how to read it")
     return 0

@@ -19,11 +19,11 @@ from rich.text import Text
 from badcjobs.cli.options import JsonWanted, Sources, check_run_folder, read_project, require_out, with_settings
 from badcjobs.cli.output import answer, log_to_file, log_to_stderr, read_world, say_next, shows_only_ascii, this_command
 from badcjobs.errors import ExitCode
-from badcjobs.live.text_fit import GAP, Part, bar, fit, joined, rate, shorten, span, to_text, width_of
+from badcjobs.live.text_fit import GAP, Part, bar, finished, fit, joined, width_of
 from badcjobs.paths import user_cache
-from badcjobs.report.words import count, plain
 from badcjobs.settings import RunSettings
 from badcjobs.task.progress import TaskProgress
+from badcjobs.words import count, duration, plain, speed
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -49,6 +49,7 @@ def run(context: typer.Context, source: Sources = None, json_wanted: JsonWanted 
       badcjobs run july.csv --out runs/july --engine-arg=--region=CA-NT
     """
     keep_bytecode()
+    from badcjobs.devices.allocation import is_in_slurm
     from badcjobs.planning.site import find_billing
     from badcjobs.report.text import task_end_text
     from badcjobs.task.run_task import run_task
@@ -70,16 +71,18 @@ def run(context: typer.Context, source: Sources = None, json_wanted: JsonWanted 
         end = run_task(chosen, replace(read_world(), show=bars.show, log_to=log_to))
     answer(json_wanted, end, task_end_text(end))
     if not json_wanted:
-        stopped = end["exit_code"] == ExitCode.RUN_ME_AGAIN and "SLURM_JOB_ID" not in os.environ
+        stopped = end["exit_code"] == ExitCode.RUN_ME_AGAIN and not is_in_slurm(os.environ)
         say_next(*(this_command() if stopped else ["badcjobs", "merge", Path(end["out"])]))
     return int(end["exit_code"])
 
 
 def keep_bytecode() -> None:
     """Write bytecode to our cache if NVML's binding has none beside it: the recorder needs 15 MiB to compile it."""
-    spec, cache = importlib.util.find_spec("pynvml"), user_cache(os.environ)
+    spec = importlib.util.find_spec("pynvml")
+    cache = user_cache(os.environ)
     if spec is not None and cache is not None and not Path(spec.cached or "").exists():
-        sys.dont_write_bytecode, sys.pycache_prefix = False, str(cache / "python-cache")
+        sys.dont_write_bytecode = False
+        sys.pycache_prefix = str(cache / "python-cache")
 
 
 class ProgressBars:
@@ -155,21 +158,23 @@ def bar_rows(work: TaskProgress, *, columns: int, lines: int, ascii_only: bool =
         label = device.label.split("  ")[0] if width < _NARROW else device.label
         seconds = device.audio_done_s / work.elapsed_s if device.audio_done_s > 0 and work.elapsed_s > 0 else None
         doing = ", ".join(device.working_on) or pause
-        said.append((label, share * device.done / most, [count(device.done, "chunk"), rate(seconds)], doing))
+        said.append((label, share * device.done / most, [count(device.done, "chunk"), speed(seconds)], doing))
     rests = [f"{work.retrying:,} to retry"] if work.retrying else []
-    end = [f"ETA {span(work.eta_s)}"] if work.eta_s is not None or not rests else rests
+    end = [f"ETA {duration(work.eta_s)}"] if work.eta_s is not None or not rests else rests
     failed = [f"{work.failed:,} failed"] if work.failed else []
-    of_all = [f"{work.chunks_settled:,}/{work.chunks_total:,}", *end, rate(work.rate), *failed]
+    of_all = [f"{work.chunks_settled:,}/{work.chunks_total:,}", *end, speed(work.rate), *failed]
     said.append(("all", share, of_all if end is rests else [*of_all, *rests], ""))
     of_labels = min(_LONGEST_LABEL, width // 3, max(cell_len(plain(label)) for label, *_ in said))
     of_bars = width // 5
     room = width - of_labels - of_bars - 2
     rows = []
     for label, filled, texts, name in said:
-        parts = fit([Part(text, rank=rank) for rank, text in enumerate(texts)], room, GAP, keep=0)
-        left = room - width_of(parts, GAP) - len(GAP)
+        parts = fit([Part(text, rank=rank) for rank, text in enumerate(texts)], room, keep=0)
+        left = room - width_of(parts) - len(GAP)
         if name and len(parts) == len(texts) and left >= min(_SHORTEST_NAME, cell_len(name)):
             parts.append(Part(name))
-        first = f"{shorten(plain(label), of_labels)} {bar(filled, of_bars)} "
-        rows.append(to_text([Part(first), *joined(parts, GAP)], width, ascii_only=ascii_only))
+        name_of_row = Text(plain(label))
+        name_of_row.truncate(of_labels, overflow="ellipsis", pad=True)
+        row = Text.assemble(name_of_row, f" {bar(filled, of_bars)} ", joined(parts))
+        rows.append(finished(row, width, ascii_only=ascii_only))
     return rows

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from array import array
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +22,7 @@ from badcjobs.cli.output import (
     remark,
     say,
     say_next,
+    text_width,
     this_command,
 )
 from badcjobs.errors import BadcjobsError, BadInput
@@ -30,10 +30,7 @@ from badcjobs.paths import shell_line
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
 
-    from badcjobs.store.job_schema import ViewDef
-    from badcjobs.store.schema import TableDef
 
 _RATE = 8000
 _CHUNK_S = 30
@@ -72,6 +69,7 @@ def demo(
     from badcjobs.model import ArrayOrder, StandIn
     from badcjobs.paths import RunFolder
     from badcjobs.processes import last_lines
+    from badcjobs.report.document import document_of
     from badcjobs.report.text import summary_text
 
     names = map(Path, chain(["badcjobs-demo"], (f"badcjobs-demo-{number}" for number in count(2))))
@@ -97,10 +95,12 @@ def demo(
             fix=shell_line("cat", bad.log),
         )
     if json_wanted:
-        print_json(done.job.summary.to_dict())
+        print_json(document_of(done.job.summary))
         return done.exit_code
     more = [f"  each task   {shell_line('badcjobs', *arguments)}", files_text(done.job)]
-    say(summary_text(done.job.summary, folder.name, colour=colour_wanted(), more=more), painted=True)
+    say(
+        summary_text(done.job.summary, folder.name, colour=colour_wanted(), more=more, width=text_width()), painted=True
+    )
     return done.exit_code
 
 
@@ -153,12 +153,12 @@ def _write_chunk(path: Path, noise: array[int], chance: random.Random) -> None:
 
 # The pages in reading order, each with its line in the list; the text of a page is guide/NAME.md.
 PAGES = {
-    "start": "install, see the demo, write badcjobs.toml, analyse your first recordings",
+    "start": "install; ten minutes from recordings and their places to species and labels",
     "slurm": "check, submit, follow and merge a job; job scripts, signals, exit codes",
     "sockeye": "rules of UBC ARC Sockeye, a complete campaign; describe another cluster",
     "settings": "every key of badcjobs.toml, with its option and its default",
-    "audio": "manifests, folders and lists; cut long recordings; what paths mean",
-    "engines": "HawkEars 2 and 1, workers per GPU, retries, copies on the node",
+    "audio": "manifests, folders and lists; places and dates; cutting; what paths mean",
+    "engines": "HawkEars 2 and 1, each option of HawkEars, workers per GPU, retries, copies",
     "own-detector": "BirdNET or your own program instead of HawkEars; the tables it may write",
     "gpus": "which GPUs a task uses and why; free, simulated and recorded GPUs",
     "plan": "GPU-hours, tasks and end date of a campaign; the best chunk length",
@@ -166,7 +166,7 @@ PAGES = {
     "telemetry": "what is recorded about the GPUs, how exact it is, and alerts",
     "live": "watch a run in a terminal or a browser, or with Prometheus",
     "report": "merge, the summary line by line, the findings",
-    "export": "CSV, Parquet and JSON; recipes for other programs; the Python API",
+    "export": "CSV, Parquet, JSON; labels for HawkEars, Raven and Audacity; the Python API",
     "tables": "the files of a run; all tables and columns",
 }
 
@@ -197,6 +197,7 @@ def read_topic(topic: str) -> str:
         "{{views}}": lambda: _sections(views=True),
         "{{folder:templates}}": lambda: str(folder("templates")),
         "{{settings}}": settings_text,
+        "{{failures}}": failures_text,
         "{{findings}}": lambda: import_module("badcjobs.report.job").list_findings(),
         "{{report keys}}": lambda: import_module("badcjobs.report.job").list_keys(),
         "{{metrics}}": metrics_text,
@@ -210,13 +211,36 @@ def read_topic(topic: str) -> str:
 def _sections(*, views: bool) -> str:
     from badcjobs.store.job_schema import JOB_TABLES, JOB_VIEWS
 
-    described: Sequence[TableDef | ViewDef] = JOB_VIEWS if views else JOB_TABLES
+    described = JOB_VIEWS if views else JOB_TABLES
     sections = []
     for table in described:
         width = max(len(column.name) for column in table.columns)
         rows = [f"    {column.name:<{width}}  {column.help}" for column in table.columns]
         sections.append("\n".join([f"## {table.name}", "", table.help, "", *rows]))
     return "\n\n".join(sections)
+
+
+def failures_text() -> str:
+    """Return what happens after each failure: two lines for each rule of the policy."""
+    from badcjobs.workers.policy import ALL, EXCUSES, POLICY, Circumstance
+
+    lines = []
+    for rule in POLICY:
+        response = rule.response
+        conditions = ["any class" if rule.errors == ALL else " ".join(rule.errors)]
+        conditions += sorted(circumstance.value for circumstance in rule.circumstances)
+        if Circumstance.FIRST_TIMES in rule.circumstances:
+            counts = sorted({str(EXCUSES[error_class]) for error_class in rule.errors})
+            conditions[-1] += f" ({' or '.join(counts)})"
+        steps = [response.chunk.text]
+        if response.charged:
+            steps.append("counted")
+        if response.worker.value:
+            steps.append(f"worker: {response.worker.value}")
+        if response.task.value:
+            steps.append(f"task: {response.task.value}")
+        lines += [f"    {'; '.join(conditions)}", f"        {'; '.join(steps)}"]
+    return "\n".join(lines)
 
 
 def settings_text() -> str:
@@ -289,8 +313,10 @@ def template(
     Example:
       badcjobs template sockeye-array --set account=st-lab-1-gpu -o job.sbatch
     """
-    from badcjobs.cli.submit import complete as complete_options
     from badcjobs.cluster.templates import fill_template, list_templates, write_new
+    from badcjobs.planning.resolve_submit import complete as complete_options
+    from badcjobs.planning.site import find_site
+    from badcjobs.settings import SubmitSettings
 
     if name is None:
         if settings or out:
@@ -303,7 +329,13 @@ def template(
         return 0
     complete = bool(settings) or out is not None  # else it is only looked at
     project = read_project(context, "submit")
-    request = partial(complete_options, project=project, flags={})
+    site = find_site(project.site, Path.cwd(), "--config site=")
+
+    def request(options: SubmitSettings, *, fit: bool) -> SubmitSettings:
+        if fit and site.node_gpus:
+            options = replace(options, gpus_per_task=min(options.gpus_per_task or 1, site.node_gpus))
+        return complete_options(options, project, {}, site, environ(), Path.cwd())
+
     filled = fill_template(name, settings or [], project, complete=complete, request=request)
     if out is not None:
         refuse_data([("--out", out, "job.sbatch")])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,29 +36,34 @@ from badcjobs.cli.output import (
     say,
     say_next,
     shown,
+    text_width,
     this_command,
 )
 from badcjobs.cli.results import ROWS, files_text
 from badcjobs.clock import SystemClock
 from badcjobs.cluster import local as emulation
-from badcjobs.cluster.job_script import is_job_script, read_text
+from badcjobs.cluster.array_script import array_script, merge_script
+from badcjobs.cluster.job_script import is_job_script
 from badcjobs.cluster.local_array import LocalSettings
-from badcjobs.cluster.sbatch_options import read_asked, read_options, submit_words
-from badcjobs.cluster.slurm import POLL_S, array_script, cancel_line, has_ended, merge_script, query_states
-from badcjobs.cluster.submit import ArrayPlan, RunCommand, SubmitResult, find_record, make_plan, submit_or_find
-from badcjobs.cluster.wait_for_job import EXIT_CODES, Ends, end_lines, evaluate_job, follow, headline
+from badcjobs.cluster.outcomes import EXIT_CODES, Ends, end_lines, headline
+from badcjobs.cluster.sbatch_options import submit_words
+from badcjobs.cluster.scheduler import POLL_S, has_ended
+from badcjobs.cluster.slurm import Slurm
+from badcjobs.cluster.submit import SubmitResult, find_record, plan_what_is_left, submit_or_find
+from badcjobs.cluster.wait_for_job import evaluate_job, follow
+from badcjobs.devices.allocation import is_in_slurm, without_job
 from badcjobs.errors import BadInput
+from badcjobs.model import StandIn
 from badcjobs.paths import shell_line
+from badcjobs.planning.resolve_submit import ResolvedSubmit, SubmitWish, bill_lines, resolve_submit
 from badcjobs.project import Project, find_project_file
+from badcjobs.report.document import document_of
 from badcjobs.report.summary import Summary
 from badcjobs.report.text import summary_text
-from badcjobs.report.words import count, plain
-from badcjobs.seams import Clock, Unanswered
-from badcjobs.settings import AUTO, SETTINGS, PlanSettings, RunSettings, SubmitSettings, refuse
-from badcjobs.store.submission_record import read_intent, read_record
+from badcjobs.seams import Clock, Environ, Unanswered
+from badcjobs.settings import SETTINGS, SubmitSettings, refuse
+from badcjobs.words import count, plain
 
-# Variables of a job that another job must not inherit, besides those of Slurm.
-_OF_THE_JOB = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "TMPDIR")
 Facts = dict[str, Any]  # the document of --json
 # Keys of [submit] that have no effect on a job script, which has its own lines for them.
 _NOT_FOR_SCRIPTS = ("setup", "merge_account", "merge_mem", "merge_time")
@@ -96,71 +100,38 @@ def submit(
     """
     log_to_stderr()
     project = read_project(context, "run", "submit", "alerts")
-    mistakes: list[str] = []
     flags = run_options(context, source=source, out=out, root=root)
-    place = None if again else flags.get("out") or project.get("run", "out")
+    mistakes: list[str] = []
     options = project.make(SubmitSettings, settings, "submit", mistakes)
-    options = complete(options, project, flags, place=place and Path.cwd() / place)
     how = SubmitFlags(dry_run=dry_run, wait=wait, again=again, json_wanted=json_wanted)
-    sources = flags.get("source") or project.get("run", "source") or ()
-    requeues = project.get("submit", "requeues") or 0  # a script; an order has its own number
-    local = LocalSettings(
-        share_gpus=options.share_gpus, max_requeues=requeues, kill_wait_s=options.kill_wait_s, again=again
-    )
     if project.file is not None and not json_wanted:
         remark(f"settings: {replace(project, file=Path(shown(project.file))).origin}")
+
+    sources = flags.get("source") or project.get("run", "source") or ()
     if sources and is_job_script(sources[0]):
         refuse(mistakes, "badcjobs submit --help")
-        of_line = Project.parse({}, keys=project.keys)  # a script says for itself what the file would say
-        own = of_line.make(SubmitSettings, {**settings, "cluster": options.cluster}, "submit")
-        return _submit_script(sources, flags, project, own, local, how)
+        return _submit_script(sources, flags, project, settings, options, how)
     check_run_folder(require_out(project.get("run", "out") if out is None else out, "submit"), project, "", "logs")
+    resolved = resolve_submit(SubmitWish(flags, options, project, Path.cwd(), os.environ, again, mistakes, Pace(ROWS)))
     if options.cluster == "local":
-        return _submit_here((flags, project), options, local, how, mistakes)
-    return _submit_to_slurm((flags, project), options, how, mistakes)
+        return _submit_here(resolved, find_stand_in(project, flags.get("simulate")), how)
+    return _submit_to_slurm(resolved, how)
 
 
-def complete(
-    options: SubmitSettings, project: Project, flags: Mapping[str, Any], site: str | None = None,
-    place: Path | None = None, *, fit: bool = False,
-) -> SubmitSettings:  # fmt: skip
-    """Return the options with what is not given: the account of the merge job, cores and memory for the workers.
-
-    The merge is paid by the account without the site's ending for GPUs. ``place``: a run folder, whose job keeps what
-    it was submitted with, whatever was learned since. ``fit``: at most the GPUs of a node.
-    """
-    from badcjobs.planning.bill import usual_request
-    from badcjobs.planning.site import find_site
-
-    name, account = site or project.site, options.account or ""
-    rules = find_site(name, Path.cwd(), "--site " if site else "--config site=")
-    if rules.account_ends_with and options.merge_account is None and account.endswith(rules.account_ends_with):
-        options = replace(options, merge_account=account.removesuffix(rules.account_ends_with))
-    if fit and rules.node_gpus:
-        options = replace(options, gpus_per_task=min(options.gpus_per_task or 1, rules.node_gpus))
-    known = None if place is None else (read_intent(place) or (None, read_record(place)))[1]
-    if known is not None and known.asked is not None:
-        return replace(
-            options, cpus=options.cpus or known.asked.get("--cpus"), mem=options.mem or known.asked.get("--mem")
-        )
-    if options.gpus_per_task == 0 or options.cluster == "local":
-        return options
-    usual = {"source": ("?",), "workers_per_gpu": project.get("run", "workers_per_gpu") or AUTO}
-    settings = project.make(RunSettings, {**usual, **flags}, "submit", [])  # mistakes are found later
-    prefer = project.make(PlanSettings, {}, "submit").prefer
-    choice = usual_request(options, prefer, settings, rules, os.environ, Path.cwd())
-    return replace(options, cpus=options.cpus or choice.cpus, mem=options.mem or f"{choice.mem_gb}G")
+def _local_settings(options: SubmitSettings, stand_in: StandIn, how: SubmitFlags) -> LocalSettings:
+    return LocalSettings(stand_in, share_gpus=options.share_gpus, kill_wait_s=options.kill_wait_s, again=how.again)
 
 
 # --- under Slurm ------------------------------------------------------------------------------------------------------
 
 
-def _submit_to_slurm(command: RunCommand, options: SubmitSettings, how: SubmitFlags, mistakes: Sequence[str]) -> int:
+def _submit_to_slurm(resolved: ResolvedSubmit, how: SubmitFlags) -> int:
     """Submit a source as an array with its merge job, or find the existing job; return the exit code."""
     clock = SystemClock()
     every_s = poll_s(POLL_S)
-    pace, keep = Pace(ROWS), not how.dry_run
-    plan = make_plan(command, options, Path.cwd(), clock, pace, again=how.again, keep=keep, mistakes=mistakes)
+    plan = resolved.plan
+    if how.again:
+        plan = plan_what_is_left(plan, clock, keep=not how.dry_run)
     if plan.finished is not None:
         return _report_slurm_end({}, plan.finished, plan.finished.verdict, (), how)
     if how.dry_run:
@@ -168,38 +139,21 @@ def _submit_to_slurm(command: RunCommand, options: SubmitSettings, how: SubmitFl
         if record is not None:
             remark(f"{plan.order.out} already has job {record.job.job_id}: this command would submit nothing")
         elif plan.idle:
-            remark(_notes(plan)["tasks"])
-        _say_bill(command, options)
+            remark(plan.notes["tasks"])
+        for line in bill_lines(resolved, os.environ, Path.cwd()):
+            remark(line)
         return _show_scripts(how, script=array_script(plan.order), merge_script=merge_script(plan.order))
     if how.again and plan.redo_all:
         remark("--no-resume: chunks that are done will be done again")
-    with _outside_any_job():
-        with DelayedSignals("sbatch is submitting the job; waiting for its answer") as held:
-            result = submit_or_find(plan, BatchTask, clock, again=how.again, hold=held.begin)
-            facts = _facts(result)
-            if not how.json_wanted:
-                say(_result_text(facts, result))
-            if held.came is not None:
-                remark(f"{held.came.name}: job {result.job.job_id} continues; the same command finds it again")
-        return _follow_up(result, facts, clock, every_s, how)
-
-
-def _say_bill(command: RunCommand, options: SubmitSettings) -> None:
-    """Print what a task is billed, as check does."""
-    from badcjobs.planning.bill import FASTEST, usual_request
-    from badcjobs.planning.check import for_submit
-    from badcjobs.planning.preflight_facts import PreflightFacts
-    from badcjobs.planning.request_rules import BILLING
-    from badcjobs.planning.site import find_site
-
-    flags, project = command
-    site, settings = find_site(project.site, Path.cwd()), project.make(RunSettings, flags, "submit")
-    gpus = 1 if options.gpus_per_task is None else options.gpus_per_task
-    asked = read_asked(read_options(submit_words(replace(options, gpus_per_task=gpus)), []), {}, [])
-    need = usual_request(replace(options, mem=None), FASTEST, settings, site, os.environ, Path.cwd())
-    workers = settings.workers_wanted and need.gpus * need.workers
-    for one in BILLING(PreflightFacts(asked=asked, site=site, needed_gb=need.mem_gb, workers=workers)):
-        remark(f"billing: {one.text}" + (f"\n  try: {for_submit(one.fix)}" if one.fix else ""))
+    slurm = Slurm(BatchTask, environ=_environ_of_sbatch())
+    with DelayedSignals("sbatch is submitting the job; waiting for its answer") as held:
+        result = submit_or_find(plan, slurm, clock, again=how.again, hold=held.begin)
+        facts = _facts(result)
+        if not how.json_wanted:
+            say(_result_text(facts, result))
+        if held.came is not None:
+            remark(f"{held.came.name}: job {result.job.job_id} continues; the same command finds it again")
+    return _follow_up(result, facts, clock, every_s, how)
 
 
 def _follow_up(result: SubmitResult, facts: Facts, clock: Clock, every_s: float, how: SubmitFlags) -> int:
@@ -207,9 +161,9 @@ def _follow_up(result: SubmitResult, facts: Facts, clock: Clock, every_s: float,
     states = None
     try:
         if how.wait:
-            states = follow(result, clock, every_s, remark)
+            states = follow(Slurm(), result, clock, every_s, remark)
         elif result.found:
-            states = query_states(result.job)
+            states = Slurm().states(result.job)
     except KeyboardInterrupt:
         remark(f"job {result.job.job_id} continues; the same command waits for it again")
         raise
@@ -221,12 +175,14 @@ def _follow_up(result: SubmitResult, facts: Facts, clock: Clock, every_s: float,
         else:
             say_next("badcjobs", "monitor", result.plan.order.out)
         return 0
-    return _report_slurm_end(facts, *evaluate_job(result, states, clock, Pace(ROWS)), how)
+    return _report_slurm_end(facts, *evaluate_job(Slurm(), result, states, clock, Pace(ROWS)), how)
 
 
 def _facts(result: SubmitResult) -> Facts:
     """Return the document of ``--json`` for a submitted job."""
-    order, job, merge = result.plan.order, result.job, result.merge
+    order = result.plan.order
+    job = result.job
+    merge = result.merge
     ids = ",".join(filter(None, [job.job_id, job.merge_job_id]))
     return {
         "cluster": "slurm",
@@ -244,73 +200,64 @@ def _facts(result: SubmitResult) -> Facts:
         "audio_looked_at": result.plan.looked_at,
         "found": result.found,
         "follow": [f"squeue -j {ids}", f"tail -F {shell_line(order.logs)}/{job.job_id}_*_log.out"],
-        "cancel": cancel_line(job),
+        "cancel": Slurm().cancel_line(job),
     }
 
 
 def _result_text(facts: Facts, result: SubmitResult) -> str:
-    said = "exists already" if facts["found"] else "is submitted"
-    merging = f", merge job {facts['merge_job_id']}" if facts["merge_job_id"] else ""
     chunks = count(facts["chunks"], "chunk")
     if facts["left"] is not None:
-        chunks = f"the {facts['left']:,} of {chunks} that {'was' if facts['left'] == 1 else 'were'} left"
-    merge = None
+        verb = "was" if facts["left"] == 1 else "were"
+        chunks = f"the {facts['left']:,} of {chunks} that {verb} left"
+    state = "exists already" if facts["found"] else "is submitted"
+    head = f"job {facts['job_id']} {state}: {count(facts['tasks'], 'array task')} for {chunks}"
+    if facts["merge_job_id"]:
+        head += f", merge job {facts['merge_job_id']}"
+
+    rows = {"folder": facts["out"]}
+    if not result.found:
+        rows |= result.plan.notes
     if facts["merge_unsure"]:
-        merge = "it is not known whether the merge job exists; the same command in a minute looks for it"
+        rows["merge"] = "it is not known whether the merge job exists; the same command in a minute looks for it"
     elif facts["merge_job_id"] is None:
-        merge = f"there is no merge job; later: badcjobs merge {shell_line(Path(facts['out']))}"
-    lines = {
-        "folder": facts["out"],
-        **({} if result.found else _notes(result.plan)),
-        "merge": merge,
-        **dict(zip(("queue", "logs"), facts["follow"], strict=True)),
-    }
-    head = f"job {facts['job_id']} {said}: {count(facts['tasks'], 'array task')} for {chunks}{merging}"
-    return "\n".join([head, *(f"  {name:<11} {words}" for name, words in lines.items() if words)])
+        rows["merge"] = f"there is no merge job; later: badcjobs merge {shell_line(Path(facts['out']))}"
+    rows["queue"], rows["logs"] = facts["follow"]
+    return "\n".join([head, *(f"  {name:<11} {text}" for name, text in rows.items())])
 
 
 def _report_slurm_end(facts: Facts, summary: Summary, verdict: str, ends: Ends, how: SubmitFlags) -> int:
     code = int(EXIT_CODES[verdict])
     if how.json_wanted:
         end = {"verdict": verdict, "exit_code": code, "task_ends": [end.to_dict() for end in ends]}
-        print_json({**facts, **end, "summary": summary.to_dict()})
+        print_json({**facts, **end, "summary": document_of(summary)})
     else:
         _say_end(facts.get("job_id", ""), verdict, ends, summary)
     return code
 
 
-@contextmanager
-def _outside_any_job() -> Iterator[None]:
-    """Hide the variables of an outer job: sbatch would pass its array index and its GPUs on to the new job."""
-    if "SLURM_JOB_ID" not in os.environ:
-        yield  # keep a user's own SBATCH_ACCOUNT
-        return
-    from submitit.helpers import clean_env
-
-    where = os.environ.get("SLURM_CONF")  # the configuration of Slurm, not of the job
-    with clean_env(_OF_THE_JOB):
-        if where is not None:
-            os.environ["SLURM_CONF"] = where
-        yield
+def _environ_of_sbatch() -> Environ:
+    """Return our variables; without those of an outer job, which sbatch would pass on to the new job."""
+    if not is_in_slurm(os.environ):
+        return os.environ  # with a user's own SBATCH_ACCOUNT
+    return {name: value for name, value in without_job(os.environ).items() if name != "TMPDIR"}
 
 
 # --- on this machine --------------------------------------------------------------------------------------------------
 
 
-def _submit_here(
-    command: RunCommand, options: SubmitSettings, settings: LocalSettings, how: SubmitFlags, mistakes: Sequence[str]
-) -> int:
+def _submit_here(resolved: ResolvedSubmit, devices: StandIn, how: SubmitFlags) -> int:
     """Run a source as an array on this machine; exit with its verdict."""
     world = read_world()
-    plan = make_plan(command, options, world.cwd, world.clock, Pace(ROWS), find=False, mistakes=mistakes)
-    for words in () if how.json_wanted else _notes(plan).values():
-        remark(words)
+    plan = resolved.plan
+    if not how.json_wanted:
+        for note in plan.notes.values():
+            remark(note)
     if how.dry_run:
         emulation.check_run_folder(plan.order.out, again=how.again)
         return _show_scripts(how, script=emulation.script_of(plan.order))
-    flags, project = command
-    devices = find_stand_in(project, flags.get("simulate"))
-    settings = replace(settings, stand_in=devices, chunks=0 if plan.order.only else plan.chunks)
+    settings = _local_settings(resolved.options, devices, how)
+    if not plan.order.only:
+        settings = replace(settings, chunks=plan.chunks)
     done = emulation.emulate_order(plan.order, settings, world, remark)
     facts = {"chunks": plan.chunks, "idle_tasks": plan.idle, "audio_looked_at": plan.looked_at}
     return _report_local_end(done, how, facts)
@@ -320,13 +267,34 @@ def _submit_script(
     sources: Sequence[str],
     flags: Mapping[str, Any],
     project: Project,
+    given: Mapping[str, Any],
     options: SubmitSettings,
-    settings: LocalSettings,
     how: SubmitFlags,
 ) -> int:
-    """Run a user's job script on this machine as sbatch would; exit with its verdict."""
+    """Run a user's job script on this machine as sbatch would; exit with its verdict.
+
+    ``given``: the options of the command line alone; a script says for itself what the project file would say.
+    """
+    order = _script_order(sources, flags, project, {**given, "cluster": options.cluster})
+    world = read_world()
+    if how.dry_run:
+        if order.out is not None:
+            emulation.check_run_folder(order.out, again=how.again)
+        return _show_scripts(how, script=emulation.read_user_script(order, world))
+    devices = find_stand_in(project, flags.get("simulate"))
+    requeues = project.get("submit", "requeues") or 0
+    settings = replace(_local_settings(options, devices, how), max_requeues=requeues)
+    done = emulation.emulate_script(order, settings, world, remark)
+    return _report_local_end(done, how, {})
+
+
+def _script_order(
+    sources: Sequence[str], flags: Mapping[str, Any], project: Project, given: Mapping[str, Any]
+) -> emulation.ScriptOrder:
+    """Return what to run; refuse options that have no effect on a job script."""
     script, *others = sources
     name = shell_line(Path(script))
+    options = Project.parse({}, keys=project.keys).make(SubmitSettings, given, "submit")
     if options.cluster != "local":
         raise BadInput(
             f"{script} is a job script, and --cluster is slurm", why="sbatch submits a script", fix=f"sbatch {name}"
@@ -349,24 +317,18 @@ def _submit_script(
     words = tuple(submit_words(options))
     if options.parallel is not None and not any(word.startswith("--array=") for word in words):
         raise BadInput("--parallel needs --tasks if SOURCE is a job script", fix="--tasks 10 --parallel 4")
-    world = read_world()
-    word = None if project.file == find_project_file(world.cwd) else project.word  # that one it reads by itself
-    out, usual_out = (None if one is None else Path(one) for one in (flags.get("out"), project.get("run", "out")))
-    given = {key: value for key, value in flags.items() if key in SETTINGS["run"] and key not in ("source", "out")}
-    order = emulation.ScriptOrder(
+    cwd = Path.cwd()
+    if project.file == find_project_file(cwd):
+        project = replace(project, word=None)  # the badcjobs in the script reads it by itself
+    of_run = {key: value for key, value in flags.items() if key in SETTINGS["run"] and key not in ("source", "out")}
+    out = flags.get("out")
+    return emulation.ScriptOrder(
         Path(script),
         words,
         source=others[0] if others else None,
-        out=out,
-        usual_out=usual_out,
-        arguments=tuple(replace(project, word=word).run_words(given, world.cwd)),
+        out=None if out is None else cwd / out,
+        arguments=tuple(project.run_words(of_run, cwd)),
     )
-    if how.dry_run:
-        emulation.check_script_folder(order, world, again=how.again)
-        return _show_scripts(how, script=read_text(order.script, world.cwd))
-    devices = find_stand_in(project, flags.get("simulate"))
-    done = emulation.emulate_script(order, replace(settings, stand_in=devices), world, remark)
-    return _report_local_end(done, how, {})
 
 
 def _report_local_end(done: emulation.Emulation, how: SubmitFlags, facts: Mapping[str, Any]) -> int:
@@ -386,23 +348,16 @@ def _report_local_end(done: emulation.Emulation, how: SubmitFlags, facts: Mappin
 
 def _say_end(job_id: str, verdict: str, ends: Ends, summary: Summary, files: Sequence[str] = ()) -> None:
     """Print the tasks that did not complete, and the summary; the tasks come first if every chunk is done."""
-    words = headline(job_id, verdict, ends) if summary.verdict == "done" else None
+    title = f"job {job_id}" if job_id else "the job"
+    if verdict != summary.verdict:
+        title = "the complete run"
     lines = [f"  {plain(line)}" for line in end_lines(job_id, ends)]
-    title = "the complete run" if verdict != summary.verdict else f"job {job_id}" if job_id else "the job"
-    text = summary_text(summary, title, colour=colour_wanted(), more=[*([] if words else lines), *files])
-    say("\n".join([words, *lines, "", text] if words else [text]), painted=True)
-
-
-def _notes(plan: ArrayPlan) -> dict[str, str]:
-    """Return notes about a plan: tasks that have nothing to do, and audio that was not checked."""
-    notes = {}
-    if plan.idle:
-        idle = f"{plan.idle:,} {'has' if plan.idle == 1 else 'have'} nothing to do; --tasks {plan.chunks} is enough"
-        notes["tasks"] = f"{plan.order.tasks:,} tasks for {count(plan.chunks, 'chunk')}: {idle}"
-    if plan.looked_at is not None and plan.looked_at < plan.chunks:
-        looked_at = f"{plan.looked_at:,} of {plan.chunks:,} chunks"
-        notes["checked"] = f"checked the audio of {looked_at}; badcjobs check opens all"
-    return notes
+    head = headline(job_id, verdict, ends) if summary.verdict == "done" else None
+    more = [*files] if head else [*lines, *files]
+    text = summary_text(summary, title, colour=colour_wanted(), more=more, width=text_width())
+    if head:
+        text = "\n".join([head, *lines, "", text])
+    say(text, painted=True)
 
 
 def _show_scripts(how: SubmitFlags, **scripts: str) -> int:

@@ -1,9 +1,7 @@
-"""Parse a job script: its ``#SBATCH`` lines and the lines that call ``badcjobs``. Pure; nothing is run.
+"""Read a job script: its ``#SBATCH`` lines, its plain assignments and the lines that call badcjobs; nothing is run.
 
-This is not a shell. It understands what our templates use: plain assignments (``OUT=results``,
-``: "${OUT:=results}"``, ``ARGS=(...)``), ``module load``, ``source .../bin/activate`` and calls of badcjobs, each as a
-line of its own. A word with any other variable is unknown; without a call that can be read, lines that name
-badcjobs are in ``unread``.
+This is not a shell. It reads our templates, the script in the README and others that are as plain. A line with several
+commands is not read, nor is a script with a here-document; a variable that is assigned twice is not known.
 """
 
 from __future__ import annotations
@@ -11,68 +9,50 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from badcjobs.cluster import sbatch_options as sbatch
-from badcjobs.cluster.templates import example_of
+from badcjobs.devices.allocation import sbatch_options
 from badcjobs.errors import BadInput
 from badcjobs.paths import shell_line
 from badcjobs.project import is_config_file
-from badcjobs.settings import JOB_SCRIPTS, nearest, refuse
+from badcjobs.seams import Environ
+from badcjobs.settings import JOB_SCRIPTS, refuse
 
 CONTAINERS = {"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter"}
-SPREADING = {"srun", "mpirun", "mpiexec", "pdsh", "clush", "ssh", "parallel", "prun"}
-# Tested: they end at USR1 without passing it on to the program that they started (conda: its issue 10351).
-KEEPING = {"timeout", "time", "setsid", "flock", "xargs", "strace", "conda", "mamba", "micromamba"}
-_PLAINLY = {"exec", "command", "nohup", "python", "-m"}
-_LAUNCHING = CONTAINERS | SPREADING | KEEPING | _PLAINLY | {"env", "nice", "stdbuf", "uv", "pixi"}
+SPREADING = {"srun", "mpirun", "mpiexec"}
+_PLAIN = {"exec", "command", "nohup", "python"}
 
-# Options that sbatch reads from its environment; they override the lines of the script.
-_INPUT_VARIABLES = {
-    "SBATCH_ACCOUNT": "account", "SBATCH_ARRAY_INX": "array", "SBATCH_GPUS": "gpus", "SBATCH_GRES": "gres",
-    "SBATCH_CONSTRAINT": "constraint",
-    "SBATCH_GPUS_PER_NODE": "gpus-per-node", "SBATCH_GPUS_PER_TASK": "gpus-per-task", "SBATCH_MEM_PER_NODE": "mem",
-    "SBATCH_OPEN_MODE": "open-mode", "SBATCH_PARTITION": "partition", "SBATCH_SIGNAL": "signal",
-    "SBATCH_TIMELIMIT": "time",
-}  # fmt: skip
-_SBATCH = re.compile(r"^(?:[ \t]*#[ \t]*SBATCH|#sbatch)[ \t]+(?P<words>\S.*?)[ \t\r]*$", re.M)
-_COMMAND = re.compile(r"^[ \t]*[^#\s].*", re.M)
-_NEXT_JOB = re.compile(r"^#SBATCH\s+(?:hetjob|packjob)\s*$.*", re.M | re.S)
-_OPTION = re.compile(r"(?<![\w-])(?P<word>(?P<name>--?[A-Za-z][\w-]*)(?:=\S*)?)")
+_SBATCH = re.compile(r"^[ \t]*#[ \t]*SBATCH[ \t]+(?P<options>-.*?)[ \t\r]*$", re.M)
+_HET_JOB = re.compile(r"^#SBATCH[ \t]+(?:het|pack)job", re.M)  # only the options of the first job are read
+_END_OF_OPTIONS = re.compile(rf"^[ \t]*[^#\s]|{_HET_JOB.pattern}", re.M)
+_HERE_DOCUMENT = re.compile(r"(?<!<)<<(?!<)")
+_OPTION = re.compile(r"(?<![\w-])--?(?P<name>[A-Za-z][\w-]*)(?:=\S*)?")
 
-_HERE_DOCUMENT = re.compile(r"(?<!<)<<-?[ \t]*\\?[\"']?(\w+)[^\n]*\n(.*?^\t*\1)[ \t]*$", re.M | re.S)
 _LOGICAL_LINE = re.compile(r"(?:[^\\\n]|\\.)+", re.S)
-_QUOTED = re.compile(r"""'[^']*'|"[^"$`]*"|(?<!\S)#.*""")  # and comments
-_OTHER_SHELL = re.compile(r"[;&|`]|\$\(")  # a line with several commands, or with the output of one
-_REDIRECTION = re.compile(r"(?:(?<=\s)|^)(?:\d|&)?(?:>>|>\||<<<|<|>)(?:&\d|\s*[^\s<>()]+)")
-_ASSIGNED = re.compile(r"^[ \t]*(?:export[ \t]+)?(\w+)=([^(\n].*|)$", re.M)
-_DEFAULTED = re.compile(r'^[ \t]*:[ \t]+"?\$\{(\w+):?=(.*)\}"?[ \t]*$', re.M)
-_ARRAY = re.compile(r"^[ \t]*(\w+)=\((.*?)\)", re.M | re.S)
-_READ_ARRAY = re.compile(r"^[ \t]*read[ \t]+(?:-r[ \t]+)?-a[ \t]+(\w+)[ \t]*<<<[ \t]*(.+)$", re.M)
-_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?[-=]([^}]*))?\})")
-_ALL_OF_ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}")
-_BADCJOBS = re.compile(r"(?:.*[^A-Za-z0-9])?badcjobs", re.I | re.S)
+_ASSIGNMENT = re.compile(r"^[ \t]*(?:export[ \t]+)?(?P<name>\w+)=(?P<value>[^(\n].*|)$", re.M)
+_DEFAULT = re.compile(r'^: "\$\{(?P<name>\w+):=(?P<value>[^\\\n]*)\}"$', re.M)
+_ARRAY = re.compile(r"^(\w+)=\(([^()]*)\)", re.M)
+_READ_ARRAY = re.compile(r'^read -r -a (\w+) <<<"\$\{(\w+):-\}"$', re.M)
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
+_ALL_OF_ARRAY = re.compile(r"\$\{(\w+)\[@\]\}")
+_ALONE = re.compile(r"\$\{?[\w@*]+(?:\[[@*]\])?\}?")  # a word that is only a variable
+_QUOTED = re.compile(r"'[^']*'|\"[^\"$`]*\"|(?<!\S)#.*")  # and comments
+_OPERATOR = re.compile(r"[;&|`<>]|\$\(")  # several commands, the output of one, or a redirection
 _NAMED = re.compile(r"^[^#\n]*badcjobs", re.I | re.M)
 _MODULES = re.compile(r"(?:^|[;&|])[ \t]*(?:module|ml)[ \t]+(?:load|add)[ \t]+([^\n;&|>#]+)", re.M)
-_VENV = re.compile(r"^[ \t]*(?:source|\.)[ \t]+\"?([^\s\"]+)/bin/activate\b", re.M)
-_SETTING_UP = re.compile(
-    r"^[ \t]*((?:source|\.)[ \t]+(?!\S+/bin/activate).*|(?:conda|mamba|micromamba|spack|eval|module use)\b.*|"
-    r"(?:module|ml)\b.*(?:python|conda|mamba|forge|hawkears|badc).*)$",
-    re.M | re.I,
-)
-_MOVING = re.compile(r"(?:^|[;&|])[ \t]*(?:cd|pushd)\b(?![ \t]+\"?\$\{?SLURM_SUBMIT_DIR\}?\"?[ \t]*$)", re.M)
-_MADE = re.compile(r"^[^#\n]*>[ \t]*[\"']?([^\s\"';&|]+)", re.M)
+_SETTING_UP = re.compile(r"^[ \t]*((?:source|\.|conda|mamba|micromamba|spack|eval)[ \t].*)", re.M)
+_MOVING = re.compile(r"\b(?:cd|pushd)\b(?![ \t]+\"?\$\{?SLURM_SUBMIT_DIR)")
 _TRAP = re.compile(r"^[^#\n]*\btrap\b", re.M)
-_TO_SET = re.compile(r'^: "\$\{(SOURCE|OUT|IMAGE):=\}"', re.MULTILINE)
 _TMPDIR = re.compile(r"^[^#\n]*(?:\bTMPDIR=|\bunset\b.*\bTMPDIR\b)", re.M)
-_SRUN = re.compile(r"^[ \t]*(?:\w+=\S*[ \t]+)*(?:(?:exec|time)[ \t]+)?(?:\S*/)?srun\b", re.M)
-_OWN_TO_THE_JOB = ("SLURM", "CUDA_VISIBLE_DEVICES", "HOSTNAME", "TMPDIR")
-_ALWAYS_EXPORTED = ("HOME", "USER", "LOGNAME", "SHELL", "PATH")
+_TEMPLATE_VARIABLES = ("SOURCE", "OUT", "IMAGE")  # our templates stop without them
+_OF_THE_JOB = ("SLURM", "CUDA_VISIBLE_DEVICES", "HOSTNAME", "TMPDIR")
 _PATHS = ("out", "root", "hawkears_root")
+Words = Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,17 +63,25 @@ class Mistake:
     fix: str  # a line to paste
 
 
+class WrongWord(NamedTuple):
+    """A word of the command line that badcjobs refuses."""
+
+    message: str
+    word: str
+    instead: str  # empty: not known
+
+
 @dataclass(frozen=True, slots=True)
 class ParsedWords:
     """The parsed words after ``badcjobs``; values may have unknown variables."""
 
     command: str | None = None  # if its name is misspelled: the nearest command
     values: dict[str, Any] = field(default_factory=dict)  # "engine_arg" → its value; True for a flag
-    operands: tuple[str, ...] | None = None
-    wrong: tuple[str, str, str] | None = None  # the message, the wrong word, the right one (empty: not known)
+    operands: tuple[str, ...] = ()
+    wrong: WrongWord | None = None
 
 
-Parser = Callable[[Sequence[str]], ParsedWords]
+Parser = Callable[[Words], ParsedWords]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +99,12 @@ class Call:
 
     def may_set(self, key: str) -> bool:
         """Say whether the call sets a setting of ``badcjobs run``, or a file of ``--config`` may set it."""
-        configs = self.values.get("config", ["?"] if "config" in self.named else [])
-        return key in self.named or any(is_config_file(one) or one.startswith(f"run.{key}=") for one in configs)
+        if key in self.named:
+            return True
+        if "config" in self.named and "config" not in self.values:
+            return True
+        configs = self.values.get("config", ())
+        return any(is_config_file(config) or config.startswith(f"run.{key}=") for config in configs)
 
     @property
     def by_exec(self) -> bool:
@@ -134,16 +126,10 @@ class Call:
         """Whether it runs in a container, with the engine of its image."""
         return not CONTAINERS.isdisjoint(self.before)
 
-    @property
-    def keeper(self) -> str | None:
-        """Return the program before it that does not pass signals on; timeout -s does."""
-        found = next((name for name in self.before if name in KEEPING), None)
-        return None if found == "timeout" and any(word.startswith(("-s", "--s")) for word in self.before) else found
-
 
 @dataclass(frozen=True, slots=True)
 class BatchScript:
-    """A parsed job script."""
+    """A job script, as far as it can be read."""
 
     name: str
     options: dict[str, str]  # of sbatch, under their long names
@@ -153,13 +139,10 @@ class BatchScript:
     mistakes: tuple[Mistake, ...] = ()  # options that sbatch would refuse
     ignored: tuple[Mistake, ...] = ()  # lines that look like options, but are comments for sbatch
     wrong_calls: tuple[Mistake, ...] = ()  # calls that badcjobs would refuse
-    unread: tuple[int, ...] = ()  # lines with the word badcjobs, if no call could be parsed
+    unread: tuple[int, ...] = ()  # lines that name badcjobs, if no call can be read
     modules: tuple[str, ...] = ()
-    venvs: tuple[str, ...] = ()  # virtual environments that it activates
-    out: str | None = None  # the value of its variable OUT, which our templates use
     unset: tuple[str, ...] = ()  # the variables of our templates that have no value yet
     set_up_by: str | None = None  # a line that may add programs to PATH which cannot be found here
-    srun_line: int | None = None  # the first that calls srun
     traps_signals: bool = False
     sets_tmpdir: bool = False
     sets_cache: bool = False
@@ -185,85 +168,65 @@ def read_text(script: Path, cwd: Path) -> str:
     try:
         return (cwd / script).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
-        seen = script.parent if isinstance(error, FileNotFoundError) else script
-        look = shell_line("ls", "-l", seen)
+        place = script.parent if isinstance(error, FileNotFoundError) else script
+        look = shell_line("ls", "-l", place)
         raise BadInput(f"the job script {script} cannot be read", why=str(error), fix=look) from error
 
 
-def parse_plainly(words: Sequence[str]) -> ParsedWords:
-    """Parse words without the options of badcjobs: a word after ``--name`` that does not start with - is its value."""
-    command = next((word for word in words if not word.startswith("-")), None)
-    values: dict[str, Any] = {}
-    for word, following in pairwise([*words, "-"]):
-        name, equals, value = word.removeprefix("--").partition("=")
-        if word.startswith("--"):
-            given = True if following.startswith("-") else following
-            key, said = name.replace("-", "_"), value if equals else given
-            values[key] = [*values.get(key, ()), said] if key == "config" else said
-    return ParsedWords(command, values)
+def read_script(text: str, name: str, environ: Environ, cwd: str, parse: Parser, options: Words = ()) -> BatchScript:
+    """Read a script; ``parse`` parses the words after badcjobs.
 
-
-def read_script(
-    text: str,
-    name: str,
-    environ: Mapping[str, str],
-    cwd: str = "",
-    parse: Parser = parse_plainly,
-    options: Sequence[str] = (),
-) -> BatchScript:
-    """Parse a script; ``parse`` is the parser of the command line, without which sources are unknown.
-
-    ``options`` are those on the command line of sbatch, which override the script.
+    ``options`` are those on the command line of sbatch, which override the environment, which overrides the script.
     """
-    said: list[str] = []
-    words = [word for _, line in _option_lines(_NEXT_JOB.sub("", text)) for word in _split(line)]
-    given = sbatch.read_options(words, said)  # the environment overrides the script
-    given |= {option: environ[name] for name, option in _INPUT_VARIABLES.items() if environ.get(name)}
-    given |= sbatch.read_options(options, said)
-    values = sbatch.read_values(given, said)
-    asked = sbatch.read_asked(given, values, said)
-    is_shell = re.match(r"#!.*\b(?:ba|da|k|z)?sh\b|(?!#!)", text) is not None
-    plain = _HERE_DOCUMENT.sub(lambda one: "\n" * one[0].count("\n"), text)
-    names, exports = sbatch.parse_export(given.get("export", "ALL"))  # the variables that sbatch passes on to the job
-    passed = {name: value for name, value in environ.items() if "ALL" in names or name in (*_ALWAYS_EXPORTED, *names)}
-    variables = Variables(plain, passed | exports, cwd, given.get("chdir", ""))
-    modules = " ".join(_MODULES.findall(_REDIRECTION.sub("", plain)))
-    found = list(_read_calls(plain, variables, parse)) if is_shell else []
-    calls = tuple(one for one in found if isinstance(one, Call))
-    start = next((call for call in reversed(calls) if call.command == "run"), None)
-    if asked.gpus_per_task == 0 and (start is None or start.hidden or start.may_set("cpu_workers")):
-        asked = replace(asked, gpus_per_task=None)  # it is not certain that the task needs a GPU
-    return BatchScript(
+    wrong: list[str] = []
+    given = sbatch.read_options(_option_words(text))
+    given |= sbatch_options(environ)
+    given |= sbatch.read_options(options)
+    values = sbatch.read_values(given, wrong)
+    asked = sbatch.read_asked(given, values, wrong)
+
+    plain = _HERE_DOCUMENT.split(text, maxsplit=1)[0]
+    variables = _Variables(plain, given, environ, cwd)
+    lines = [_read_call(number, line, variables, parse) for number, line in _logical_lines(plain)]
+    calls = [line for line in lines if isinstance(line, Call)]
+    wrong_calls = [line for line in lines if isinstance(line, Mistake)]
+    unread: list[int] = []
+    if not calls and not wrong_calls:
+        unread = [_line_of(text, named.end()) for named in _NAMED.finditer(text)]
+    script = BatchScript(
         name=name,
         options=given,
         asked=asked,
         signal=values.get("signal"),
-        calls=calls,
-        mistakes=(*_form_mistakes(text, name), *(_option_mistake(one, text, name) for one in said)),
-        ignored=tuple(_ignored_options(plain)),
-        wrong_calls=tuple(one for one in found if isinstance(one, Mistake)),
-        unread=() if found else tuple(_line_of(plain, one.end()) for one in _NAMED.finditer(plain)),
-        modules=tuple(word for word in modules.split() if word[0] not in "-$\"'"),
-        venvs=tuple(one for one in map(variables.value_of, _VENV.findall(plain)) if one),
-        out=variables.place_of(variables.value_of("$OUT") or "$OUT"),
-        unset=tuple(name for name in _TO_SET.findall(plain) if not variables.value_of(f"${name}")),
-        set_up_by=next(iter(_SETTING_UP.findall(plain)), None),
-        srun_line=next((_line_of(plain, one.start()) for one in _SRUN.finditer(plain)), None),
-        traps_signals=_TRAP.search(plain) is not None,
-        sets_tmpdir=_TMPDIR.search(plain) is not None,
-        sets_cache="XDG_CACHE_HOME=" in plain,
+        calls=tuple(calls),
+        mistakes=(*_form_mistakes(text, name), *(_option_mistake(message, text, name) for message in wrong)),
+        ignored=() if _HET_JOB.search(text) else tuple(_ignored_options(plain)),
+        wrong_calls=tuple(wrong_calls),
+        unread=tuple(unread),
+        modules=tuple(module for module in _modules_of(text) if module[0].isalpha()),
+        unset=tuple(variable for variable in _TEMPLATE_VARIABLES if variables.values.get(variable) == ""),
+        set_up_by=next(iter(_SETTING_UP.findall(text)), None),
+        traps_signals=_TRAP.search(text) is not None,
+        sets_tmpdir=_TMPDIR.search(text) is not None,
+        sets_cache="XDG_CACHE_HOME=" in text,
     )
+    return script if _needs_gpu(script) else replace(script, asked=replace(asked, gpus_per_task=None))
+
+
+def _needs_gpu(script: BatchScript) -> bool:
+    """Say whether a task needs a GPU for certain, or asks for some."""
+    if script.asked.gpus_per_task != 0:
+        return True
+    start = script.start
+    return start is not None and not start.hidden and not start.may_set("cpu_workers")
+
+
+def _modules_of(text: str) -> list[str]:
+    return " ".join(_MODULES.findall(text)).split()
 
 
 def _line_of(text: str, at: int) -> int:
     return text.count("\n", 0, at) + 1
-
-
-def uses_variable(text: str, name: str) -> bool:
-    """Say whether a script uses the value that a variable has at its start."""
-    text = re.sub(r"(?<!\S)#.*", "", text)
-    overwritten = re.search(rf"^[ \t]*(?:export[ \t]+)?{name}=(?![^;&|\n]*\$\{{?{name}\b)", text, re.M)
-    return overwritten is None and re.search(rf"\$\{{?{name}\b|[\"']{name}[\"']|\bprintenv {name}\b", text) is not None
 
 
 # --- the options of sbatch ------------------------------------------------------------------------------------------
@@ -271,140 +234,176 @@ def uses_variable(text: str, name: str) -> bool:
 
 def _option_lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield number and text of each ``#SBATCH`` line before the first command."""
-    first = _COMMAND.search(text)
-    for found in _SBATCH.finditer(text, 0, first.start() if first else len(text)):
-        if found[0].startswith("#SBATCH"):
-            yield _line_of(text, found.start()), found["words"]
+    last = _END_OF_OPTIONS.search(text)
+    end = last.start() if last else len(text)
+    for line in _SBATCH.finditer(text, 0, end):
+        if line[0].startswith("#SBATCH"):
+            yield _line_of(text, line.start()), line["options"]
+
+
+def _option_words(text: str) -> list[str]:
+    return [word for _, line in _option_lines(text) for word in _split(line)]
+
+
+def _split(line: str) -> list[str]:
+    """Split a line into words, as a shell does; none if a quotation mark is not closed."""
+    try:
+        return shlex.split(line, comments=True)
+    except ValueError:
+        return []
 
 
 def _ignored_options(text: str) -> Iterator[Mistake]:
     """Yield the lines that look like options, but are not at the beginning of a line or before the first command."""
     read = dict(_option_lines(text))
-    for found in _SBATCH.finditer(text):
-        if (number := _line_of(text, found.start())) not in read and found["words"].startswith("-"):
+    for line in _SBATCH.finditer(text):
+        number = _line_of(text, line.start())
+        if number not in read:
             yield Mistake(
                 f" line {number}: sbatch reads this as a comment: an option starts with #SBATCH at the beginning of a"
                 " line, before the first command",
-                f"#SBATCH {found['words']}   (above the first command; or ##SBATCH for a comment)",
+                f"#SBATCH {line['options']}   (above the first command; or ##SBATCH for a comment)",
             )
-
-
-def _split(line: str) -> list[str]:
-    try:
-        return shlex.split(line, comments=True)
-    except ValueError:  # a quotation mark that is not closed
-        return []
 
 
 def _form_mistakes(text: str, name: str) -> Iterator[Mistake]:
     """Yield the mistakes that keep sbatch from reading the options of a script."""
     file = shell_line(Path(name))
     if not text.startswith("#!"):
-        yield Mistake(
-            ": its first line is not #! with an interpreter, so sbatch refuses it", f"sed -i '1i #!/bin/bash' {file}"
-        )
+        interpreter = f"sed -i '1i #!/bin/bash' {file}"
+        yield Mistake(": its first line is not #! with an interpreter, so sbatch refuses it", interpreter)
     if "\r\n" in text:
         yield Mistake(": it has Windows line ends (CRLF), so sbatch refuses it", rf"sed -i 's/\r$//' {file}")
     for number, line in _option_lines(text):
-        if not _split(line) and not line.startswith("#"):
-            closed = next((line + mark for mark in "\"'" if _split(line + mark)), line)
-            yield Mistake(f" line {number}: a quotation mark is not closed", f"#SBATCH {closed}")
+        if not _split(line):
+            yield Mistake(f" line {number}: a quotation mark is not closed", _test_line(name))
 
 
-def _option_mistake(said: str, text: str, name: str) -> Mistake:
-    """Return the mistake in an option, with its corrected line if there is an example."""
-    found = _OPTION.search(said)
-    option, word = (found["name"], found["word"].rstrip(":;,")) if found else ("?", "?")
-    number, line = next(((n, one) for n, one in _option_lines(text) if word in one), (0, ""))
-    right = nearest(option.removeprefix("--"), sbatch.VALUES | sbatch.FLAGS | sbatch.OPTIONAL)
-    if said.startswith("sbatch has no option"):
-        right = line.replace(option, f"--{right}", 1) if right else None
-    else:
-        example = example_of(option.removeprefix("--"))
-        right = line.replace(word, f"{option}={example}") or f"{option}={example}" if example else None
-    ask = f"sbatch --test-only {shell_line(Path(name))}   (shows the message of sbatch)"
-    return Mistake(f" line {number}: {said}" if number else f": {said}", f"#SBATCH {right}" if right else ask)
+def _option_mistake(message: str, text: str, name: str) -> Mistake:
+    """Return a mistake in the value of an option, with its line in the script."""
+    for number, line in _option_lines(text):
+        if any(word in message for word in _split(line)):
+            return Mistake(f" line {number}: {message}", _test_line(name))
+    return Mistake(f": {message}", _test_line(name))
+
+
+def _test_line(name: str) -> str:
+    return f"sbatch --test-only {shell_line(Path(name))}   (shows the message of sbatch)"
 
 
 # --- the lines that call badcjobs -----------------------------------------------------------------------------------
 
 
-class Variables:
-    """The variables of a script, from its plain assignments and its environment."""
+class _Variables:
+    """The variables and arrays of a script, from its environment and from assignments as our templates have them."""
 
-    def __init__(self, text: str, environ: Mapping[str, str], cwd: str, chdir: str) -> None:
-        self._known = {name: value for name, value in environ.items() if not name.startswith(_OWN_TO_THE_JOB)}
-        self._known |= {"SLURM_SUBMIT_DIR": cwd, "PWD": posixpath.join(cwd, chdir)}
+    def __init__(self, text: str, given: sbatch.Options, environ: Environ, cwd: str) -> None:
+        chdir = given.get("chdir", "")
+        names, exports = sbatch.parse_export(given.get("export", "ALL"))
+        passed = environ if "ALL" in names else {}
+        self.values = {name: value for name, value in passed.items() if not name.startswith(_OF_THE_JOB)}
+        self.values |= exports | {"SLURM_SUBMIT_DIR": cwd, "PWD": posixpath.join(cwd, chdir)}
+        self._text = text
         self._folder = None if _MOVING.search(text) else chdir  # None: the script changes its folder
-        self._arrays = {name: _split(re.sub("`[^`]*`", "$?", body)) for name, body in _ARRAY.findall(text)}
-        for name, default in _DEFAULTED.findall(text):
-            if not self._known.get(name):
-                unquoted = re.sub(r"\\(.)", r"\1", default).replace('"\'"', "'")
-                self._assign(name, self.value_of(unquoted) if re.search(r"(?<!\\)[$`]", default) else unquoted)
-        seen: dict[str, str | None] = {}
-        for name, raw in _ASSIGNED.findall(text):
-            words = _split(raw) or [""]
-            value = self.value_of(words[0]) if len(words) == 1 else None
-            self._assign(name, value if seen.setdefault(name, value) == value else None)  # two values: unknown
-        for name, raw in _READ_ARRAY.findall(text):
-            value = self.value_of("".join(_split(raw)))
-            self._arrays |= {} if value is None else {name: value.split()}
 
-    def _assign(self, name: str, value: str | None) -> None:
-        self._known.pop(name, None)
-        self._known |= {} if value is None else {name: value}
+        for default in _DEFAULT.finditer(text):
+            self.values[default["name"]] = self.values.get(default["name"]) or default["value"]
+        assignments = list(_ASSIGNMENT.finditer(text))
+        times_assigned = Counter(assignment["name"] for assignment in assignments)
+        for assignment in assignments:
+            name = assignment["name"]
+            self.values.pop(name, None)
+            words = _split(assignment["value"]) or [""]
+            value = self.value_of(words[0])
+            if times_assigned[name] == 1 and len(words) == 1 and value is not None:
+                self.values[name] = value
+
+        self._arrays = {name: _split(body) for name, body in _ARRAY.findall(text)}
+        for name, variable in _READ_ARRAY.findall(text):
+            self._arrays[name] = self.values.get(variable, "").split()
 
     def value_of(self, word: str) -> str | None:
         """Replace variables by their values; None: one of them is unknown."""
-        if word == "~" or word.startswith("~/"):
-            word = "${HOME}" + word[1:]
-        values = [self._known.get(one[1] or one[2], one[3]) or one[3] for one in _VARIABLE.finditer(word)]
-        if None in values or word.startswith("~"):
-            return None
-        left = iter(values)
-        expanded = _VARIABLE.sub(lambda _: next(left), word)
+        expanded = _VARIABLE.sub(lambda match: self.values.get(match[1] or match[2]) or match[0], word)
         return None if "$" in expanded or "`" in expanded else expanded
 
-    def words_of(self, text: str) -> list[str]:
+    def words_of(self, line: str) -> list[str]:
         """Return the words of a command: arrays expanded, known variables replaced."""
         words: list[str] = []
-        for word in _split(text):
+        for word in _split(line):
             array = _ALL_OF_ARRAY.fullmatch(word)
-            words += self._arrays.get(array[1], [word]) if array else [word]
+            if array is not None and array[1] in self._arrays:
+                words += self._arrays[array[1]]
+            else:
+                words.append(word)
         while words and re.match(r"\w+=", words[0]):
             words.pop(0)
-        return [word if (value := self.value_of(word)) is None else value for word in words]
+        return [self.value_of(word) or word for word in words]
 
-    def place_of(self, path: str) -> str | None:
+    def path_of(self, path: str) -> str | None:
         """Return a path relative to the folder of submission; None: not known."""
         if "$" in path or (self._folder is None and not posixpath.isabs(path)):
             return None
         return posixpath.join(self._folder or "", path)
 
-
-def _read_calls(text: str, variables: Variables, parse: Parser) -> Iterator[Call | Mistake]:
-    """Yield each call of badcjobs, and its mistakes."""
-    text = _ARRAY.sub(lambda one: "\n" * one[0].count("\n"), text)
-    for found in _LOGICAL_LINE.finditer(text):
-        line = re.sub(r"\s*\\\r?\n\s*", " ", found[0]).strip()
-        bare = _REDIRECTION.sub("", line)
-        several = _OTHER_SHELL.search(_QUOTED.sub("", bare)) is not None
-        words = [] if line.startswith("#") or several else variables.words_of(bare)
-        at = _place_of_badcjobs(words, parse)
-        if at is not None:
-            call = Call(_line_of(text, found.start()), line, before=tuple(map(_program, words[:at])))
-            made = _MADE.findall(text, 0, found.start())
-            yield from _read_words(call, words[at + 1 :], variables, parse(words[at + 1 :]), made)
+    def source_of(self, operand: str) -> str | None:
+        """Return the path of a source; None: it is a pattern, or the script itself writes it."""
+        if not {"*", "?", "[", "{"}.isdisjoint(operand) or re.search(rf">\s*[\"']?{re.escape(operand)}", self._text):
+            return None
+        return self.path_of(operand)
 
 
-def _place_of_badcjobs(words: Sequence[str], parse: Parser) -> int | None:
-    """Return the position of the program badcjobs: the first such word before a command; others may be folder names."""
-    named = [n for n, word in enumerate(words) if "=" not in word and _BADCJOBS.fullmatch(word.rstrip("}"))]
-    if not named or (named[0] and _program(words[0]) not in _LAUNCHING):
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """Yield number and text of each line, with its continuations; none if it is not a shell script."""
+    interpreter = text.partition("\n")[0]
+    if interpreter.startswith("#!") and "sh" not in interpreter:
+        return
+    for line in _LOGICAL_LINE.finditer(text):
+        yield _line_of(text, line.start()), re.sub(r"\s*\\\r?\n\s*", " ", line[0]).strip()
+
+
+def _read_call(number: int, line: str, variables: _Variables, parse: Parser) -> Call | Mistake | None:
+    """Return the call of badcjobs in a line, or its mistake; a line with several commands is not read."""
+    if line.startswith("#") or _OPERATOR.search(_QUOTED.sub("", line)):
         return None
-    plainly = _PLAINLY.issuperset(map(_program, words[: named[0]]))
-    called = (n for n in named if (said := parse(words[n + 1 :])).command and said.command in words[n + 1 :])
-    return next(called, named[0] if plainly else None)
+    words = variables.words_of(line)
+    for at, word in enumerate(words):
+        if _program(word) != "badcjobs":
+            continue
+        after = words[at + 1 :]
+        before = tuple(map(_program, words[:at]))
+        launcher = next((name for name in before if name not in _PLAIN and not name.startswith("-")), None)
+        if launcher is not None and launcher not in CONTAINERS | SPREADING:
+            return None
+        parsed = parse(after)
+        if parsed.wrong is not None and "$" in " ".join(after):
+            return None  # a variable may have the rest of an option
+        if parsed.wrong is not None and (launcher is None or parsed.command in after):
+            return _call_mistake(number, line, parsed.command, parsed.wrong)
+        if parsed.command is not None and parsed.command in after:
+            return _call_of(Call(number, line, parsed.command, before), parsed, variables)
+    return None
+
+
+def _call_of(call: Call, parsed: ParsedWords, variables: _Variables) -> Call:
+    """Return a call with its options and sources."""
+    values = {}
+    for name, value in parsed.values.items():
+        if name in _PATHS:
+            value = variables.path_of(value)
+        elif name == "config":
+            value = [variables.path_of(config) if is_config_file(config) else config for config in value]
+            value = None if None in value else value
+        if value is not None and "$" not in str(value):
+            values[name] = value
+    sources = [variables.source_of(operand) for operand in parsed.operands]
+    return replace(
+        call,
+        values=values,
+        named=frozenset(parsed.values),
+        hidden=any(map(_ALONE.fullmatch, parsed.operands)),
+        sources=None if None in sources else tuple(filter(None, sources)),
+    )
 
 
 def _program(word: str) -> str:
@@ -413,38 +412,21 @@ def _program(word: str) -> str:
     return re.sub(r"^python[\d.]*$", "python", name)
 
 
-def _read_words(
-    call: Call, words: Sequence[str], variables: Variables, said: ParsedWords, made: Sequence[str]
-) -> Iterator[Call | Mistake]:
-    """Yield the parsed call; a source that an earlier line writes (``made``) does not exist yet."""
-    hidden = any(re.match(r"\$[{@*]?\w*(?:\[[@*]\])?\}?$", word) for word in said.operands or ())
-    if said.wrong is not None and not any("$" in word for word in words):
-        what, wrong, right = said.wrong
-        better = re.sub(rf"(?<![\w-]){re.escape(wrong)}(?![\w-])", lambda _: right, call.text, count=1)
-        helps = " ".join(filter(None, ("badcjobs", said.command, "--help")))
-        yield Mistake(f" line {call.line}: {what}", better if right and better != call.text else helps)
-    if said.command is None:
-        return
-    unseen = [bool({*"*?[{"} & {*one}) or one in made for one in said.operands or ()]
-    places = [None if no else variables.place_of(one) for no, one in zip(unseen, said.operands or (), strict=True)]
-    values = {name: variables.place_of(one) if name in _PATHS else one for name, one in said.values.items()}
-    configs = [variables.place_of(one) if is_config_file(one) else one for one in said.values.get("config", ())]
-    values["config"] = configs if configs and None not in configs else None
-    yield replace(
-        call,
-        command=said.command,
-        values={name: one for name, one in values.items() if one is not None and "$" not in str(one)},
-        named=frozenset(said.values),
-        hidden=hidden or (said.operands is None and any(word.startswith("$") for word in words)),
-        sources=None if said.operands is None or None in places else tuple(one for one in places if one is not None),
-    )
+def _call_mistake(number: int, line: str, command: str | None, wrong: WrongWord) -> Mistake:
+    text = f" line {number}: {wrong.message}"
+    pattern = rf"(?<![\w-]){re.escape(wrong.word)}(?![\w-])"
+    corrected = re.sub(pattern, lambda _: wrong.instead, line, count=1)
+    if wrong.instead and corrected != line:
+        return Mistake(text, corrected)
+    return Mistake(text, " ".join(filter(None, ("badcjobs", command, "--help"))))
 
 
 # --- the request for the emulation ----------------------------------------------------------------------------------
 
 _UNDERSTOOD = {
     "array", "time", "signal", "output", "error", "open-mode", "job-name", "gpus-per-node", "gres", "gpus",
-    "gpus-per-task", "cpus-per-task", "ntasks", "ntasks-per-node", "nodes", "chdir", "export", "requeue", "no-requeue",
+    "gpus-per-task", "cpus-per-task", "mem", "ntasks", "ntasks-per-node", "nodes", "chdir", "export", "requeue",
+    "no-requeue",
 }  # fmt: skip
 # The script would behave differently without these options, so they are refused, not ignored.
 _REFUSED = {
@@ -455,7 +437,6 @@ _REFUSED = {
     "tres-per-task": "use --gpus-per-node",
     "wrap": "write the command into the script",
 }
-_WAYS_TO_GPUS = ("gpus-per-node", "gres", "gpus", "gpus-per-task")
 
 
 @dataclass(frozen=True, slots=True)
@@ -478,6 +459,11 @@ class JobRequest:
         return sorted(self.given.keys() - _UNDERSTOOD)
 
     @property
+    def parallel(self) -> int | None:
+        """How many tasks may run at a time; None: no limit."""
+        return None if self.array is None else self.array.parallel
+
+    @property
     def cores(self) -> int:
         """The cores of one array task."""
         return (self.cpus or 1) * (self.ntasks or 1)
@@ -488,22 +474,21 @@ class JobRequest:
         return (None,) if self.array is None else self.array.indices
 
 
-def read_request(script: str, options: Sequence[str] = ()) -> JobRequest:
+def read_request(script: str, options: Words = ()) -> JobRequest:
     """Return what a script requests; ``options`` override it. All mistakes are in one message."""
-    for wrong in _form_mistakes(script, "SCRIPT"):
-        raise BadInput(f"the batch script{wrong.text}", fix=wrong.fix)
+    for mistake in _form_mistakes(script, "SCRIPT"):
+        raise BadInput(f"the batch script{mistake.text}", fix=mistake.fix)
     mistakes: list[str] = []
-    words = [word for _, line in _option_lines(script) for word in _split(line)]
-    given = sbatch.read_options(words, mistakes) | sbatch.read_options(options, mistakes)
-    read = sbatch.read_values(given, mistakes)
+    given = sbatch.read_options(_option_words(script)) | sbatch.read_options(options)
+    values = sbatch.read_values(given, mistakes)
     exported, exports = sbatch.parse_export(given.get("export", "ALL"))
     if "ALL" not in exported:
         mistakes.append(f"--export={given['export']}: the emulation passes all variables on; write --export=ALL,…")
     request = JobRequest(
         given=given,
-        array=read.get("array"),
-        time_s=read.get("time"),
-        warning=read.get("signal"),
+        array=values.get("array"),
+        time_s=values.get("time"),
+        warning=values.get("signal"),
         gpus=sbatch.try_parse(mistakes, sbatch.count_gpus, given) or 0,
         cpus=sbatch.try_parse(mistakes, sbatch.parse_positive, given, "cpus-per-task"),
         ntasks=sbatch.try_parse(mistakes, sbatch.count_tasks, given),
@@ -511,17 +496,8 @@ def read_request(script: str, options: Sequence[str] = ()) -> JobRequest:
         exports=exports,
     )
     mistakes += [f"--{name}: not supported by the emulation; {_REFUSED[name]}" for name in given if name in _REFUSED]
-    ways = [name for name in _WAYS_TO_GPUS if given.get(name)]
-    alone = [{one: given[one] for one in given if one == name or one not in ways} for name in ways]
-    if len({sbatch.try_parse(mistakes, sbatch.count_gpus, one) for one in alone}) > 1:
-        names = " and ".join(f"--{name}={given[name]}" for name in ways)
-        mistakes.append(f"{names} do not agree; write only --gpus-per-node")
-    if (nodes := given.get("nodes", "1").partition("-")[0]) != "1":
+    nodes = given.get("nodes", "1").partition("-")[0]
+    if nodes != "1":
         mistakes.append(f"--nodes={nodes}: the emulation is one machine")
-    if len(mistakes) == 1 and re.match(r"--\S+ is not |sbatch has no option", mistakes[0]):
-        what, _, why = re.sub("; |: ", "\n", mistakes[0], count=1).partition("\n")
-        fix = _option_mistake(mistakes[0], script, "SCRIPT").fix
-        raise BadInput(what, why=why or "sbatch would refuse it", fix=fix)
-    fix = "badcjobs guide local   (lists the options that have an effect)"
-    refuse(mistakes, fix, "options of this job are wrong")
+    refuse(mistakes, "badcjobs guide local   (lists the options that have an effect)", "options of this job are wrong")
     return request

@@ -6,23 +6,28 @@ The process that submits the array runs it to its end. ``local_array.py`` runs i
 
 from __future__ import annotations
 
-import re
 import shlex
 import signal
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
-from badcjobs.cluster.job_script import BatchScript, JobRequest, read_request, read_script, read_text, uses_variable
-from badcjobs.cluster.local_array import DevicePool, LocalArray, LocalSettings, TaskRow, open_pool
-from badcjobs.cluster.local_task import COMPLETED, LocalJob
+from badcjobs.cluster.array_script import PROGRAM
+from badcjobs.cluster.job_script import read_request, read_text
+from badcjobs.cluster.local_array import LocalArray, LocalSettings, LockRun, TaskRow
+from badcjobs.cluster.local_devices import DevicePool, open_pool
+from badcjobs.cluster.local_task import LocalJob
+from badcjobs.cluster.outcomes import EXIT_CODES, finished_all_chunks, no_task_started, verdict_of
 from badcjobs.cluster.sbatch_options import batch_text, extra_options
-from badcjobs.cluster.slurm import PROGRAM, cancel_line, has_ended, query_number, query_states
-from badcjobs.cluster.wait_for_job import EXIT_CODES, Tell, finished_all_chunks, no_task_started, verdict_of
+from badcjobs.cluster.scheduler import COMPLETED, UNFINISHED, TaskOutcome, has_ended
+from badcjobs.cluster.slurm import Slurm, query_number
+from badcjobs.cluster.wait_for_job import Tell
 from badcjobs.errors import BadInput, NotHere
-from badcjobs.model import ArrayOrder, default_mem
+from badcjobs.model import ArrayOrder, JobStates, Queue, Submitted
 from badcjobs.paths import RunFolder, shell_line
 from badcjobs.report.job import FinishedJob, finish_job
 from badcjobs.seams import Unanswered
@@ -30,25 +35,28 @@ from badcjobs.store import submission_record as records
 from badcjobs.store.merge import MergeOrder
 from badcjobs.store.run_lock import check_writable, emulation_lock, folder_lock, refuse_during_emulation, undo_on_error
 from badcjobs.task.startup import World
+from badcjobs.words import count
 
 _ARGUMENTS = "BADCJOBS_ARGS"  # our templates pass it on to badcjobs run, split at spaces
-_NAMES_DEVICES = re.compile(r"--simulate|run\.simulate|--no-emit-gpu-telemetry")
 
 
-@dataclass(frozen=True, slots=True)
-class ScriptOrder:
+class ScriptOrder(NamedTuple):
     """A job script with the options that ``sbatch OPTIONS SCRIPT`` would get."""
 
     script: Path
     options: tuple[str, ...]
     source: str | None  # the variable SOURCE, which our templates read; one path, any characters
-    out: Path | None  # the variable OUT; None: usual_out, or as in the environment or --export
-    usual_out: Path | None  # of badcjobs.toml, which the badcjobs in the script also reads
+    out: Path | None  # the variable OUT, absolute; None: its tasks name their run folder
     arguments: tuple[str, ...]  # options of badcjobs run, for BADCJOBS_ARGS
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables through which SOURCE, --out and options of run reach the script."""
+        variables = {"SOURCE": self.source, "OUT": self.out and str(self.out), _ARGUMENTS: " ".join(self.arguments)}
+        return {name: value for name, value in variables.items() if value}
 
-@dataclass(frozen=True, slots=True)
-class Emulation:
+
+class Emulation(NamedTuple):
     """The result of an emulated job."""
 
     exit_code: int
@@ -63,37 +71,124 @@ class Emulation:
         return {
             "cluster": "local",
             "job_id": self.job_id,
-            "out": None if self.out is None else str(self.out),
+            "out": self.out and str(self.out),
             "verdict": self.verdict,
             "exit_code": self.exit_code,
             "tasks": [row.to_dict() for row in self.rows],
-            "summary": None if self.job is None else self.job.to_dict(),
+            "summary": self.job and self.job.to_dict(),
         }
+
+
+class LocalMachine:
+    """This machine as a scheduler: it runs one array, to its end; implements Scheduler.
+
+    ``lock`` locks a run folder as soon as it is known, until the caller has merged the results.
+    """
+
+    def __init__(self, settings: LocalSettings, world: World, tell: Tell, lock: LockRun) -> None:
+        self._settings = settings
+        self._world = world
+        self._tell = tell
+        self._lock = lock
+        self._array: LocalArray | None = None
+
+    def submit(self, order: ArrayOrder) -> Submitted:
+        """Run an array to its end."""
+        self._lock(order.out)
+        order.logs.mkdir(parents=True, exist_ok=True)
+        settings = replace(self._settings, max_requeues=order.requeues)
+        array = new_array(script_of(order), order.name, (), settings, self._world, self._tell, order.out)
+        array.run_folder = RunFolder(order.out)
+        return self._run(array)
+
+    def submit_script(self, order: ScriptOrder, text: str) -> Submitted:
+        """Run a user's job script to its end, once per index."""
+        if order.out is not None:
+            self._lock(order.out)
+        world = replace(self._world, environ={**self._world.environ, **order.variables})
+        place = order.out or world.cwd / order.script
+        name = order.script.name
+        array = new_array(text, name, order.options, self._settings, world, self._tell, place, self._lock)
+        if order.out is not None:
+            array.run_folder = RunFolder(order.out)
+        return self._run(array)
+
+    def _run(self, array: LocalArray) -> Submitted:
+        self._array = array
+        array.run()
+        return Submitted(str(array.job.job_id), None, tuple(row.index or 0 for row in array.rows))
+
+    @property
+    def rows(self) -> tuple[TaskRow, ...]:
+        """The tasks of the array."""
+        return () if self._array is None else tuple(self._array.rows)
+
+    @property
+    def run_folder(self) -> RunFolder | None:
+        """The run folder of the array; None: no task has named it."""
+        return None if self._array is None else self._array.run_folder
+
+    def states(self, job: Submitted) -> JobStates:
+        """Return the states of the tasks."""
+        return JobStates({row.index or 0: str(row.state) for row in self.rows})
+
+    def queue(self, run: Path, job_ids: Collection[str], merge_job_id: str | None) -> Queue:
+        """Return how many tasks wait and run now."""
+        if self._array is None or str(self._array.job.job_id) not in job_ids:
+            return Queue()
+        states = Counter(row.state for row in self.rows)
+        jobs = tuple(job_ids) if states.keys() & UNFINISHED else ()
+        return Queue(True, jobs, states[records.PENDING], states[records.RUNNING])
+
+    def ends(self, job: Submitted, states: JobStates, run: RunFolder) -> tuple[TaskOutcome, ...]:
+        """Return how each task ended."""
+        for row in self.rows:
+            row.worked = row.state != COMPLETED and finished_all_chunks(run, job.job_id, row.index)
+        return self.rows
+
+    def cancel_line(self, job: Submitted) -> str:
+        """Return the command that stops the process which runs the array."""
+        return shlex.join(["kill", str(self._world.pid)])
 
 
 def emulate_order(order: ArrayOrder, settings: LocalSettings, world: World, tell: Tell) -> Emulation:
     """Run an array to its end and merge its results."""
-    words = records.submit_command("local", order.run_arguments, records.asked_of(order))
-    command, out = records.with_words(words, *settings.options), order.out
-    settings = replace(settings, max_requeues=order.requeues)
-    with lock_for_emulation(out, command, again=settings.again) as lock:
-        order.logs.mkdir(parents=True, exist_ok=True)
-        asked = order.mem not in (None, default_mem(order.gpus_per_task))
-        done = run_script(script_of(order), order.name, (), settings, world, tell, out, lock, tell_mem=asked)
-        return finish_emulation(*done, out, world, tell)
+    repeated = records.submit_command("local", order.run_arguments, records.asked_of(order))
+    command = records.with_words(repeated, *settings.options)
+    with run_folder_locks(command, again=settings.again) as lock:
+        machine = LocalMachine(settings, world, tell, lock)
+        return _merge_and_judge(machine, machine.submit(order), world, tell)
 
 
 def emulate_script(order: ScriptOrder, settings: LocalSettings, world: World, tell: Tell) -> Emulation:
-    """Run a user's job script to its end; merge the results if their folder is known."""
-    text, command = read_text(order.script, world.cwd), _command_of(order, settings, world)
-    request, script, world, out = _read_order(order, text, world)
-    world = _with_arguments(text, request, script, order, world)
-    if (line := script.srun_line) is not None:
-        tell(f"line {line} of the script calls srun, which does not work in an emulated job (badcjobs guide local)")
-    name, run = order.script.name, out or world.cwd / order.script
-    with nullcontext() if out is None else lock_for_emulation(out, command, again=settings.again) as lock:
-        done = run_script(text, name, order.options, settings, world, tell, run, lock)
-        return finish_emulation(*done, out, world, tell)
+    """Run a user's job script to its end; merge the results in the run folder that its tasks name."""
+    text = read_user_script(order, world)
+    command = _command_of(order, settings, world)
+    with run_folder_locks(command, again=settings.again) as lock:
+        machine = LocalMachine(settings, world, tell, lock)
+        return _merge_and_judge(machine, machine.submit_script(order, text), world, tell)
+
+
+def read_user_script(order: ScriptOrder, world: World) -> str:
+    """Return the text of a user's script; refuse one that does not even name the variables that it gets."""
+    text = read_text(order.script, world.cwd)
+    ignored = [f"${name}" for name in order.variables if name not in text]
+    if all(word.startswith("--simulate=") for word in order.arguments):  # also an option of the emulation itself
+        ignored = [name for name in ignored if name != f"${_ARGUMENTS}"]
+    if ignored:
+        raise BadInput(
+            f"{order.script} does not use {' and '.join(ignored)}",
+            why="SOURCE, --out and options after -- reach a job script only in these variables",
+            fix=f'exec badcjobs run "$SOURCE" --out "$OUT" ${_ARGUMENTS}   (in the script; or give only the script)',
+        )
+    with_space = [word for word in order.arguments if " " in word]
+    if with_space:
+        raise BadInput(
+            f"{order.script} would not get {shell_line(*with_space)}",
+            why=f"${_ARGUMENTS} is split at spaces",
+            fix=f"add {shell_line(*with_space)} to its line with badcjobs run",
+        )
+    return text
 
 
 def script_of(order: ArrayOrder) -> str:
@@ -117,40 +212,35 @@ def script_of(order: ArrayOrder) -> str:
     return batch_text(options, [*order.setup, f"exec {shlex.join([*PROGRAM, *order.run_arguments])}"])
 
 
-def run_script(
+def new_array(
     script: str,
     name: str,
     options: Sequence[str],
     settings: LocalSettings,
     world: World,
     tell: Tell,
-    run: Path,
-    lock: int | None = None,
-    *,
-    tell_mem: bool = True,
-) -> tuple[str, tuple[TaskRow, ...]]:
-    """Run a job script to its end, as ``sbatch OPTIONS SCRIPT`` would; return its number and the end of each task.
+    place: Path,
+    lock: LockRun | None = None,
+) -> LocalArray:
+    """Prepare a job that runs a script as ``sbatch OPTIONS SCRIPT`` would.
 
-    ``run``: the run folder, which device locks show to other runs; the script itself, if the folder is not known.
-    ``lock``: the open lock file of that folder; its lock must last until the last process of the job has ended, even if
-    this process is killed. ``tell_mem``: the user asked for memory, so a message says that it is not enforced.
+    ``place``: the run folder or the script, which device locks show to other runs. ``lock`` locks the run folder that
+    the first task names.
     """
     request = read_request(script, options)
-    pool = open_pool(request.gpus, settings, world, run)
-    state_folder = None if lock is None else run / "logs"
-    job_id, folder = _choose_job_number(world, state_folder)
-    state_file, name = state_folder and state_folder / f"{job_id}.json", request.given.get("job-name") or name
-    job = LocalJob(job_id, name, request, script, world, folder, state_file, () if lock is None else (lock,))
+    pool = open_pool(request.gpus, settings.stand_in, world, place, share=settings.share_gpus)
+    job_id, folder = _new_job(world, place / "logs")
+    job = LocalJob(job_id, request.given.get("job-name") or name, request, script, world, folder)
     try:
-        array = LocalArray(job, pool, settings, RunFolder(run), tell)
-        _check(job, array.rows[0].log.parent, pool, tell, tell_mem=tell_mem)
+        array = LocalArray(job, pool, settings, tell, lock)
+        _check(job, array.rows[0].log.parent, pool, tell)
     except BaseException:
         folder.rmdir()
         raise
-    return str(job_id), tuple(array.run())
+    return array
 
 
-def _check(job: LocalJob, logs: Path, pool: DevicePool, tell: Tell, *, tell_mem: bool) -> None:
+def _check(job: LocalJob, logs: Path, pool: DevicePool, tell: Tell) -> None:
     """Refuse a missing log folder; print what this machine cannot provide."""
     if not logs.is_dir():
         raise BadInput(
@@ -158,22 +248,26 @@ def _check(job: LocalJob, logs: Path, pool: DevicePool, tell: Tell, *, tell_mem:
             why="Slurm does not create it: every task would fail without a message",
             fix=shell_line("mkdir", "-p", logs),
         )
-    request, cores, many = job.request, job.world.cores, len(job.request.indices)
-    tell(f"job {job.job_id}: {many} task{'' if many == 1 else 's'} on this machine, logs in {logs}")
+    request = job.request
+    cores = job.world.cores
+    tasks = len(request.indices)
+    tell(f"job {job.job_id}: {count(tasks, 'task')} on this machine, logs in {logs}")
     if request.cores > cores:
         tell(f"each task asks for {request.cores} CPUs and gets {cores}: this machine has no more")
-    most = request.array.parallel if request.array and request.array.parallel else many if pool.share else 1
-    wanted, room = min(many, most), cores // job.cores
-    if (pool.share or not request.gpus) and wanted > room:
-        fewer = f"; --cpus {cores // wanted} lets {wanted} run" if cores >= wanted else ""
+
+    parallel = min(tasks, request.parallel or (tasks if pool.share else 1))
+    room = cores // job.cores
+    if (pool.share or not request.gpus) and parallel > room:
+        fewer = f"; --cpus {cores // parallel} lets {parallel} run" if cores >= parallel else ""
         tell(f"at most {room} at a time: each task asks for {job.cores} of {cores} cores{fewer}")
+
     if request.warning is not None and not request.warning.to_script:
         tell("--signal without B: reaches only srun steps, not the script (write --signal=B:USR1@180)")
-    if ignored := [f"--{name}" for name in request.ignored if tell_mem or name != "mem"]:
-        tell("without effect outside Slurm: " + ", ".join(ignored))
+    if request.ignored:
+        tell("without effect outside Slurm: " + ", ".join(f"--{name}" for name in request.ignored))
 
 
-def _choose_job_number(world: World, state_folder: Path | None) -> tuple[int, Path]:
+def _new_job(world: World, logs: Path) -> tuple[int, Path]:
     """Return a job number that is new in the run folder and on this machine, and a folder for the job.
 
     The number is the time in seconds, so that it grows, as Slurm's numbers do.
@@ -182,109 +276,55 @@ def _choose_job_number(world: World, state_folder: Path | None) -> tuple[int, Pa
     number = world.clock.now_ms() // 1000
     while True:
         folder = parent / f"slurm-emulation-{number}"
-        try:
-            if state_folder is None or not (state_folder / f"{number}.json").exists():
+        if not (logs / f"{number}.json").exists():
+            try:
                 folder.mkdir(mode=0o700)
                 return number, folder
-        except FileExistsError:
-            pass
-        except OSError as error:
-            raise BadInput(
-                f"cannot create a folder for the emulation in {parent}", why=error.strerror, fix="export TMPDIR=/tmp"
-            ) from error
+            except FileExistsError:
+                pass
+            except OSError as error:
+                what = f"cannot create a folder for the emulation in {parent}"
+                raise BadInput(what, why=error.strerror, fix="export TMPDIR=/tmp") from error
         number += 1
 
 
 def _command_of(order: ScriptOrder, settings: LocalSettings, world: World) -> tuple[str, ...]:
     """Return the command that emulates a script again."""
-    sources = [] if order.source is None else [str(world.cwd / order.source)]
+    words = ["badcjobs", "submit", str(world.cwd / order.script)]
+    if order.source is not None:
+        words.append(str(world.cwd / order.source))
+    words.append("--cluster=local")
+    if order.out is not None:
+        words.append(f"--out={order.out}")
+    words += [f"--sbatch={shlex.quote(option)}" for option in order.options]  # a script's are split at spaces
+    words += settings.options
+    if settings.max_requeues:
+        words.append(f"--config=submit.requeues={settings.max_requeues}")
     before, of_run = records.split_run_words(order.arguments)
-    return (
-        *("badcjobs", "submit", str(world.cwd / order.script), *sources, "--cluster=local"),
-        *([] if order.out is None else [f"--out={world.cwd / order.out}"]),
-        *(f"--sbatch={shlex.quote(option)}" for option in order.options),  # a script's are split at spaces
-        *settings.options,
-        *([f"--config=submit.requeues={settings.max_requeues}"] if settings.max_requeues else []),
-        *before,
-        *(["--", *of_run] if of_run else []),
-    )
-
-
-# --- a user's script ------------------------------------------------------------------------------------------------
-
-
-def _read_order(order: ScriptOrder, text: str, world: World) -> tuple[JobRequest, BatchScript, World, Path | None]:
-    """Return what a script requests, the parsed script, the world with SOURCE and OUT, and the run folder.
-
-    The run folder is the --out of its badcjobs, else its variable OUT; None: not known.
-    """
-    given = {} if order.source is None else {"SOURCE": order.source}
-    given |= {} if order.out is None else {"OUT": str(world.cwd / order.out)}
-    request = read_request(text, order.options)
-    ignored = [f"${name}" for name in given if name in request.exports or not uses_variable(text, name)]
-    if ignored:
-        raise BadInput(
-            f"{order.script} would ignore {' and '.join(given[name[1:]] for name in ignored)}",
-            why=f"it does not use {' and '.join(ignored)}, the SOURCE and --out of a job script, or sets them",
-            fix='exec badcjobs run "$SOURCE" --out "$OUT"   (in the script; or give only the script)',
-        )
-    if order.out is None and order.usual_out is not None:
-        given["OUT"] = str(world.cwd / order.usual_out)
-    world = replace(world, environ={**world.environ, **given})
-    environ = {**world.environ, **request.exports}
-    script = read_script(text, str(order.script), environ, str(world.cwd), options=order.options)
-    named = script.start.values.get("out") if script.start else None
-    out = named or script.out or environ.get("OUT")
-    return request, script, world, None if not out else world.cwd / out
-
-
-def _with_arguments(text: str, request: JobRequest, script: BatchScript, order: ScriptOrder, world: World) -> World:
-    """Return the world with BADCJOBS_ARGS, which passes these options of run to the badcjobs inside a script.
-
-    Our templates use that variable; a script that does not use it is refused. --simulate alone is also an option of
-    the emulation: a script that starts no badcjobs, or names its simulated devices itself, need not use it.
-    """
-    words, starts = order.arguments, script.starts
-    exported = request.exports.get(_ARGUMENTS)  # wins over the variable that we set
-    only_devices = len(words) == 1 and words[0].startswith("--simulate=")
-    if not words or (only_devices and (not (starts or script.unread) or _NAMES_DEVICES.search(f"{text}\n{exported}"))):
-        return world
-    if _ARGUMENTS in text and exported is None and not any(re.search(r"\s", word) for word in words):
-        given = " ".join([*world.environ.get(_ARGUMENTS, "").split(), *words])
-        return replace(world, environ={**world.environ, _ARGUMENTS: given})
-    where = f"{order.script}, line {starts[0].line}" if starts else str(order.script)
-    if exported is not None:
-        why = f"--export sets {_ARGUMENTS}, in which options after -- reach a script"
-    elif _ARGUMENTS in text:
-        why = f"{_ARGUMENTS} is split at spaces, and one of these options has a space in it"
-    else:
-        why = f"options after -- reach a script in the variable {_ARGUMENTS}, which this one does not use"
-    raise BadInput(
-        f"{where}: the badcjobs there would not get {shell_line(*words)}",
-        why=why,
-        fix=f"add {shell_line(*words)} to its line   (or: badcjobs run … ${_ARGUMENTS})",
-    )
+    words += before
+    return (*words, "--", *of_run) if of_run else tuple(words)
 
 
 # --- one job at a time in a run folder ------------------------------------------------------------------------------
 
 
 @contextmanager
-def lock_for_emulation(out: Path, command: Sequence[str], *, again: bool) -> Iterator[int]:
-    """Lock a run against a second emulation or a Slurm job, which would process the same chunks.
+def run_folder_locks(command: Sequence[str], *, again: bool) -> Iterator[LockRun]:
+    """Lock run folders, to the end of the block, against others that would process the same chunks."""
+    with ExitStack() as locks:
 
-    The process that ends the tasks if this one is killed must keep the lock file open.
-    """
-    with undo_on_error(out), ExitStack() as held:
-        with folder_lock(out):
-            check_writable(out)
-            sure = _refuse_if_slurm_has_job(out, again=again)
-            lock = held.enter_context(emulation_lock(out, command))
-            intent = records.read_intent(out)
-            if sure and intent is not None and not intent[1].is_of(records.read_record(out)):
-                # Slurm has just answered that it has no array of this interrupted submit.
-                records.forget_intent(out)
-        yield lock.fileno()
+        def lock(out: Path) -> None:
+            locks.enter_context(undo_on_error(out))
+            with folder_lock(out):
+                check_writable(out)
+                sure = _refuse_if_slurm_has_job(out, again=again)
+                locks.enter_context(emulation_lock(out, command))
+                intent = records.read_intent(out)
+                if sure and intent is not None and not intent[1].is_of(records.read_record(out)):
+                    # Slurm has just answered that it has no array of this interrupted submit.
+                    records.forget_intent(out)
+
+        yield lock
 
 
 def check_run_folder(out: Path, *, again: bool) -> None:
@@ -293,26 +333,19 @@ def check_run_folder(out: Path, *, again: bool) -> None:
     refuse_during_emulation(out)
 
 
-def check_script_folder(order: ScriptOrder, world: World, *, again: bool) -> None:
-    """Do the same for the run folder of a script, if it is known."""
-    *_, out = _read_order(order, read_text(order.script, world.cwd), world)
-    if out is not None:
-        check_run_folder(out, again=again)
-
-
 def _refuse_if_slurm_has_job(out: Path, *, again: bool) -> bool:
     """Refuse a run whose job is still in Slurm; without an answer of Slurm, ``again`` means that it has ended.
 
     Return whether Slurm has answered that it has no array of this run that is not recorded.
     """
-    record: records.Record | None = None
+    record = None
     has = f"a submit with --cluster slurm was killed in {out}, or its answer was lost: there may be a job"
     why = "both would process the same chunks"
     try:
         record = records.last_submission(out, query_number)
-        if record is None or has_ended(query_states(record.job)):
+        if record is None or has_ended(Slurm().states(record.job)):
             return record == records.read_record(out)  # else it was found by its script, and has ended
-        fix = f"{cancel_line(record.job)}   (or wait: the same command with --cluster slurm --wait)"
+        fix = f"{Slurm().cancel_line(record.job)}   (or wait: the same command with --cluster slurm --wait)"
     except (NotHere, Unanswered) as error:
         if again:
             return False
@@ -323,25 +356,31 @@ def _refuse_if_slurm_has_job(out: Path, *, again: bool) -> bool:
     raise BadInput(has, why=why, fix=fix)
 
 
-def finish_emulation(job_id: str, rows: tuple[TaskRow, ...], out: Path | None, world: World, tell: Tell) -> Emulation:
-    """Merge the results of the tasks and decide on the verdict."""
-    stop, run = world.stop, None if out is None else RunFolder(out)
+def _merge_and_judge(machine: LocalMachine, job: Submitted, world: World, tell: Tell) -> Emulation:
+    """Merge the results of a job that has ended, and decide on the verdict."""
+    run = machine.run_folder
+    stop = world.stop
+    out = None if run is None else run.path
     if stop.cut_short_by is not None:
-        return Emulation(128 + stop.cut_short_by, "stopped", job_id, rows, out, None)
-    for row in rows:
-        row.worked = row.state != COMPLETED and run is not None and finished_all_chunks(run, job_id, row.index)
-    verdict = verdict_of(rows)
-    job: FinishedJob | None = None
+        return Emulation(128 + stop.cut_short_by, "stopped", job.job_id, machine.rows, out, None)
+
+    merged = None
     if run is None:
-        tell("not merged: the run folder of the script is not known; merge it with: badcjobs merge DIR")
-    elif any(run.tasks.glob("*.sqlite")):
-        if signal.getsignal(signal.SIGINT) == stop.receive:
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # a merge may be interrupted at any moment
-        job = finish_job(MergeOrder([run.path], run.job_database), world.clock)
-        # All chunks may be done although these tasks failed: an earlier job did them.
-        verdict = verdict if job.summary.verdict == "done" else job.summary.verdict
-    elif verdict != "done" and stop.ended_by is None:
-        raise no_task_started(job_id, rows, then="the same command")
+        verdict = verdict_of(machine.rows)
+        tell("not merged: no badcjobs run has started, so the run folder is not known")
+    else:
+        ends = machine.ends(job, machine.states(job), run)
+        verdict = verdict_of(ends)
+        if any(run.tasks.glob("*.sqlite")):
+            if signal.getsignal(signal.SIGINT) == stop.receive:
+                signal.signal(signal.SIGINT, signal.default_int_handler)  # a merge may be interrupted at any moment
+            merged = finish_job(MergeOrder([run.path], run.job_database), world.clock)
+            if merged.summary.verdict != "done":  # else an earlier job did all chunks, although these tasks failed
+                verdict = merged.summary.verdict
+        elif verdict != "done" and stop.ended_by is None:
+            raise no_task_started(job.job_id, ends, then="the same command")
+
     code = int(EXIT_CODES[verdict])
-    code = 128 + signal.SIGINT if code and stop.ended_by is signal.SIGINT else code
-    return Emulation(code, verdict, job_id, rows, out, job)
+    if code and stop.ended_by is signal.SIGINT:
+        code = 128 + signal.SIGINT
+    return Emulation(code, verdict, job.job_id, machine.rows, out, merged)

@@ -13,7 +13,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
@@ -23,15 +23,13 @@ import psutil
 
 from badcjobs.cluster.job_script import JobRequest
 from badcjobs.cluster.local_watch import MARK, processes_of, send
+from badcjobs.cluster.scheduler import TIMEOUT
+from badcjobs.devices.allocation import node_name, without_job
 from badcjobs.model import Device
 from badcjobs.processes import die_with_parent
 from badcjobs.seams import Clock
 from badcjobs.task.startup import NO_RESTART_VARIABLE, NOTES_VARIABLE, World
 
-COMPLETED, FAILED, TIMEOUT, CANCELLED, REQUEUED = "COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "REQUEUED"
-
-# Variables of an outer job or of the submitting shell, which are wrong inside the task.
-_FOREIGN = re.compile(r"(SLURMD?|SBATCH|SRUN|SALLOC)_|(CUDA|ROCR|HIP)_VISIBLE_DEVICES$|GPU_DEVICE_ORDINAL$")
 _LOG_LETTERS = re.compile(r"%(\d*)([%AajNux])")
 _SCAN_EVERY_S = 0.25  # listing all processes of the machine takes a few milliseconds
 
@@ -46,8 +44,6 @@ class LocalJob:
     script: str
     world: World
     folder: Path  # temporary, on this machine
-    state_file: Path | None
-    keep: tuple[int, ...]  # open files whose locks last as long as any process of the job
 
     @property
     def workdir(self) -> Path:
@@ -57,7 +53,7 @@ class LocalJob:
     @property
     def node(self) -> str:
         """The name of this machine; inside a job, its name in Slurm."""
-        return self.world.environ.get("SLURMD_NODENAME") or self.world.hostname
+        return node_name(self.world.environ, self.world.hostname)
 
     @property
     def cores(self) -> int:
@@ -76,13 +72,17 @@ class LocalJob:
     def log(self, index: int | None, option: str) -> Path:
         """Return the file of a task's output (or error): Slurm's pattern, filled in."""
         values = {
-            "A": str(self.job_id), "a": str(index or 0), "j": str(self.own_id(index)), "N": self.node,
-            "u": psutil.Process().username(), "x": self.name, "%": "%",
-        }  # fmt: skip
+            "A": str(self.job_id),
+            "a": str(index or 0),
+            "j": str(self.own_id(index)),
+            "N": self.node,
+            "u": psutil.Process().username(),
+            "x": self.name,
+            "%": "%",
+        }
         default = "slurm-%j.out" if index is None else "slurm-%A_%a.out"
-        return self.workdir / _LOG_LETTERS.sub(
-            lambda found: values[found[2]].zfill(int(found[1] or 0)), self.request.given.get(option) or default
-        )
+        pattern = self.request.given.get(option) or default
+        return self.workdir / _LOG_LETTERS.sub(lambda match: values[match[2]].zfill(int(match[1] or 0)), pattern)
 
     def attempt_folder(self, index: int | None, restart: int) -> Path:
         """Return the folder of one attempt."""
@@ -94,74 +94,116 @@ class LocalJob:
 
     def start(self, index: int | None, restart: int, devices: Sequence[Device], mark: str) -> subprocess.Popen[bytes]:
         """Start the script for a task with its devices; raises OSError if it cannot be started."""
-        folder, request = self.attempt_folder(index, restart), self.request
+        folder = self.attempt_folder(index, restart)
         (folder / "tmp").mkdir(parents=True)
         script = folder / "slurm_script"  # a copy: editing the original does not change a running task
         script.write_text(self.script)
         notes = self._notes(index, restart)
         notes.touch()
-        env = self.variables(index, restart, devices) | {
-            "SLURM_TMPDIR": str(folder / "tmp"), MARK: mark, NOTES_VARIABLE: str(notes),
+        own_variables = {
+            "SLURM_TMPDIR": str(folder / "tmp"),
+            MARK: mark,
+            NOTES_VARIABLE: str(notes),
             NO_RESTART_VARIABLE: str(folder / NO_RESTART_VARIABLE),
-        }  # fmt: skip
-        mode = "ab" if request.given.get("open-mode", "").startswith("a") else "wb"
+        }
+        # Call the interpreter, because files on a noexec disk cannot be executed.
+        interpreter = self.script.partition("\n")[0].removeprefix("#!").split(None, 1)
+        mode = "ab" if self.request.given.get("open-mode", "").startswith("a") else "wb"
         with ExitStack() as logs:
             output = logs.enter_context(self.log(index, "output").open(mode))
-            error = "error" in request.given and logs.enter_context(self.log(index, "error").open(mode))
+            error = output
+            if "error" in self.request.given:
+                error = logs.enter_context(self.log(index, "error").open(mode))
             return subprocess.Popen(
-                # Call the interpreter, because files on a noexec disk cannot be executed.
-                [*self.script.partition("\n")[0].removeprefix("#!").split(None, 1), str(script)],
-                env=env,
+                [*interpreter, str(script)],
+                env=self.variables(index, restart, devices) | own_variables,
                 cwd=self.workdir,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=error or subprocess.STDOUT,
+                stderr=error,
                 start_new_session=True,
                 preexec_fn=lambda: die_with_parent(signal.SIGTERM),
             )
 
     def variables(self, index: int | None, restart: int, devices: Sequence[Device]) -> dict[str, str]:
         """Return the environment of one attempt: inherited variables, and those that Slurm 22.05 or newer sets."""
-        request, node, now_s = self.request, self.node, self.world.clock.now_ms() // 1000
-        inherited = {name: value for name, value in self.world.environ.items() if not _FOREIGN.match(name)}
-        own_id, cores = self.own_id(index), self.cores
-        found: dict[str, object] = {
-            "SLURMD_NODENAME": node, "SLURM_CLUSTER_NAME": "local", "SLURM_JOB_PARTITION": "local",
-            "SLURM_JOB_ID": own_id, "SLURM_JOBID": own_id, "SLURM_JOB_NAME": self.name, "SLURM_JOB_NODELIST": node,
-            "SLURM_NODELIST": node, "SLURM_JOB_NUM_NODES": 1, "SLURM_NNODES": 1, "SLURM_NODEID": 0,
-            "SLURM_PROCID": 0, "SLURM_LOCALID": 0, "SLURM_CPUS_ON_NODE": cores, "SLURM_JOB_CPUS_PER_NODE": cores,
-            "SLURM_TASKS_PER_NODE": request.ntasks or 1, "SLURM_JOB_USER": psutil.Process().username(),
-            "SLURM_SUBMIT_DIR": self.world.cwd, "SLURM_SUBMIT_HOST": node, "SLURM_JOB_START_TIME": now_s,
-            "PWD": self.workdir,
-            "SLURM_JOB_END_TIME": request.time_s and now_s + request.time_s, "SLURM_MEM_PER_NODE": request.mem_mib,
-            "SLURM_CPUS_PER_TASK": request.cpus and min(request.cpus, self.world.cores),
-            "SLURM_NTASKS": request.ntasks, "SLURM_NPROCS": request.ntasks, "SLURM_RESTART_COUNT": restart or None,
-        }  # fmt: skip
-        if request.array is not None:
-            indices = request.array.indices
-            found |= {
-                "SLURM_ARRAY_JOB_ID": self.job_id, "SLURM_ARRAY_TASK_ID": index,
-                "SLURM_ARRAY_TASK_MIN": indices[0], "SLURM_ARRAY_TASK_MAX": indices[-1],
-                "SLURM_ARRAY_TASK_STEP": request.array.step, "SLURM_ARRAY_TASK_COUNT": len(indices),
-            }  # fmt: skip
+        values = {**self._of_job(index), **self._of_request(restart), **self._of_array(index)}
         if devices:
-            physical = (device.token if device.index is None else str(device.index) for device in devices)
-            found |= {"SLURM_JOB_GPUS": ",".join(physical), "SLURM_GPUS_ON_NODE": len(devices)}
-        set_here = {name: str(value) for name, value in found.items() if value is not None}
-        return inherited | dict(request.exports) | set_here | visible_lists(devices)
+            physical = [device.token if device.index is None else str(device.index) for device in devices]
+            values |= {"SLURM_JOB_GPUS": ",".join(physical), "SLURM_GPUS_ON_NODE": len(devices)}
+        set_here = {name: str(value) for name, value in values.items() if value is not None}
+        return {**without_job(self.world.environ), **self.request.exports, **set_here, **visible_lists(devices)}
+
+    def _of_job(self, index: int | None) -> dict[str, object]:
+        own_id = self.own_id(index)
+        return {
+            "SLURM_CLUSTER_NAME": "local",
+            "SLURM_JOB_PARTITION": "local",
+            "SLURM_JOB_ID": own_id,
+            "SLURM_JOBID": own_id,
+            "SLURM_JOB_NAME": self.name,
+            "SLURM_JOB_USER": psutil.Process().username(),
+            "SLURM_JOB_NODELIST": self.node,
+            "SLURM_NODELIST": self.node,
+            "SLURMD_NODENAME": self.node,
+            "SLURM_JOB_NUM_NODES": 1,
+            "SLURM_NNODES": 1,
+            "SLURM_NODEID": 0,
+            "SLURM_PROCID": 0,
+            "SLURM_LOCALID": 0,
+            "SLURM_SUBMIT_DIR": self.world.cwd,
+            "SLURM_SUBMIT_HOST": self.node,
+            "PWD": self.workdir,
+        }
+
+    def _of_request(self, restart: int) -> dict[str, object]:
+        """Return the variables of what was requested; None: Slurm does not set it."""
+        request = self.request
+        now_s = self.world.clock.now_ms() // 1000
+        return {
+            "SLURM_JOB_START_TIME": now_s,
+            "SLURM_JOB_END_TIME": request.time_s and now_s + request.time_s,
+            "SLURM_MEM_PER_NODE": request.mem_mib,
+            "SLURM_CPUS_ON_NODE": self.cores,
+            "SLURM_JOB_CPUS_PER_NODE": self.cores,
+            "SLURM_CPUS_PER_TASK": request.cpus and min(request.cpus, self.world.cores),
+            "SLURM_TASKS_PER_NODE": request.ntasks or 1,
+            "SLURM_NTASKS": request.ntasks,
+            "SLURM_NPROCS": request.ntasks,
+            "SLURM_RESTART_COUNT": restart or None,
+        }
+
+    def _of_array(self, index: int | None) -> dict[str, object]:
+        array = self.request.array
+        if array is None:
+            return {}
+        return {
+            "SLURM_ARRAY_JOB_ID": self.job_id,
+            "SLURM_ARRAY_TASK_ID": index,
+            "SLURM_ARRAY_TASK_MIN": array.indices[0],
+            "SLURM_ARRAY_TASK_MAX": array.indices[-1],
+            "SLURM_ARRAY_TASK_STEP": array.step,
+            "SLURM_ARRAY_TASK_COUNT": len(array.indices),
+        }
 
     def write_end(self, index: int | None, end: Mapping[str, Any]) -> None:
         """Write the end of an attempt beside its databases, as the scripts in slurm/ do; merge works without it."""
         task = {"job_id": str(self.job_id), "array_index": index, "node": self.node}
         document = {**task, **end, "exit_code": end["slurm_exit_code"], "written_by": "emulation"}
+        with suppress(OSError):  # a full disk: the end is not written, the work continues
+            for database in self.databases(index, end["restart"]):
+                draft = database.with_suffix(".slurm.json.part")
+                draft.write_text(json.dumps(document) + "\n")
+                draft.replace(database.with_suffix(".slurm.json"))
+
+    def databases(self, index: int | None, restart: int) -> list[Path]:
+        """Return the task databases that an attempt has announced."""
         try:
-            for database in map(Path, self._notes(index, end["restart"]).read_text().splitlines()):
-                if database.suffix == ".sqlite" and database.parent.name == "tasks":
-                    draft = database.with_suffix(".slurm.json.part")
-                    draft.write_text(json.dumps(document) + "\n")
-                    draft.replace(database.with_suffix(".slurm.json"))
+            lines = self._notes(index, restart).read_text().splitlines()
         except (OSError, ValueError):
-            pass  # a full disk: the end is not written, the work continues
+            return []  # the attempt has ended, or these are not notes
+        paths = map(Path, lines)
+        return [path for path in paths if path.suffix == ".sqlite" and path.parent.name == "tasks"]
 
 
 def visible_lists(devices: Sequence[Device]) -> dict[str, str]:

@@ -17,16 +17,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
 
+from badcjobs.errors import BadInput
 from badcjobs.processes import PYTHON
+from badcjobs.seams import Environ
+from badcjobs.store.run_lock import emulated_command, emulation_lock
 
 MARK = "BADCJOBS_EMULATION"
 _POLL_S = 0.2
+_TRIES = 20
 _MOST_BYTES, _MOST_FILES = 65_536, 253  # Linux passes at most 253 files in one message
 
 
@@ -43,7 +47,8 @@ def processes_of(mark: str, session: int | None = None) -> list[psutil.Process]:
     living = []
     for process in found.values():
         with suppress(psutil.Error):
-            living += [process] if process.status() != psutil.STATUS_ZOMBIE else []
+            if process.status() != psutil.STATUS_ZOMBIE:
+                living.append(process)
     return living
 
 
@@ -60,7 +65,7 @@ def send(processes: Iterable[psutil.Process], *signums: signal.Signals) -> None:
 class Watcher:
     """The watcher process, as the emulation uses it: it acts when the emulation ends, unless it is dismissed."""
 
-    def __init__(self, mark: str, grace_s: float, folder: Path, environ: Mapping[str, str]) -> None:
+    def __init__(self, mark: str, grace_s: float, folder: Path, environ: Environ) -> None:
         # SEQPACKET keeps messages separate and can pass open files.
         self._line, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its_end:
@@ -75,9 +80,9 @@ class Watcher:
         self._line.setblocking(False)
         self._send(json.dumps([mark, grace_s, str(folder)]).encode())
 
-    def keep(self, files: Sequence[int]) -> None:
-        """Pass it these open files in place of earlier ones, so that their locks outlive this process."""
-        self._send(b"keep", files)
+    def keep(self, files: Sequence[int], run: Path | None) -> None:
+        """Pass it these open files, in place of earlier ones, and the run folder: both stay locked after a kill."""
+        self._send(json.dumps(None if run is None else str(run)).encode(), files)
 
     def release(self) -> None:
         """Let it end all processes now."""
@@ -99,25 +104,44 @@ class Watcher:
 def main() -> None:
     """Wait for the end of the emulation; end its remaining processes and remove its folder.
 
-    The devices stay locked until the last process has ended, because this process holds the open files.
+    Devices and run folder stay locked until the last process has ended, because this process locks them.
     """
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     line = socket.socket(fileno=sys.stdin.fileno())
     mark, grace_s, folder = json.loads(line.recv(_MOST_BYTES))
     kept: list[int] = []
+    run = None
     with suppress(ConnectionError):
         while (message := socket.recv_fds(line, _MOST_BYTES, _MOST_FILES))[0]:
             for file in kept:
                 os.close(file)
             kept = message[1]
+            run = json.loads(message[0])
+    with ExitStack() as locks:
+        if run is not None:
+            _lock_run(Path(run), locks)
+        _end_processes(mark, grace_s)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lock_run(run: Path, locks: ExitStack) -> None:
+    """Take the lock of the run over from the emulation, which may need a moment to end."""
+    for _ in range(_TRIES):
+        try:
+            locks.enter_context(emulation_lock(run, emulated_command(run)))
+            return
+        except BadInput:  # it has not ended, or another emulation is at work already
+            time.sleep(_POLL_S / _TRIES)
+
+
+def _end_processes(mark: str, grace_s: float) -> None:
     kill_at_s = time.monotonic() + grace_s
     send(processes_of(mark), signal.SIGCONT, signal.SIGTERM)
     while left := processes_of(mark):
         if time.monotonic() >= kill_at_s:
             send(left, signal.SIGKILL)
         time.sleep(_POLL_S)
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

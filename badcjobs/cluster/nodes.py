@@ -7,23 +7,31 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from badcjobs.cluster.sbatch_options import parse_gpus
-from badcjobs.cluster.slurm import SlurmRefused, ask
+from badcjobs.cluster.slurm import SlurmRefused
+from badcjobs.devices.slurm_programs import list_nodes
 from badcjobs.errors import NotHere
 from badcjobs.report.tables import Table, columns, table_text
-from badcjobs.report.words import count, natural, plain
-from badcjobs.seams import Unanswered
+from badcjobs.seams import Environ, Unanswered
+from badcjobs.words import count, natural, plain
 
 # The suffix | separates values that fill their fields; the width is for versions of sinfo without suffixes.
-_FIELDS = (
-    ("NodeList", 100), ("Partition", 100), ("Available", 20), ("StateLong", 40), ("Time", 30), ("CPUsState", 40),
-    ("Features", 500), ("Gres", 500), ("GresUsed", 1000), ("Memory", 20),
-)  # fmt: skip
-QUESTION = ("sinfo", "-N", "-h", "-O", ",".join(f"{name}:{width}|" for name, width in _FIELDS))
+_FIELDS = {
+    "NodeList": 100,
+    "Partition": 100,
+    "Available": 20,
+    "StateLong": 40,
+    "Time": 30,
+    "CPUsState": 40,
+    "Features": 500,
+    "Gres": 500,
+    "GresUsed": 1000,
+    "Memory": 20,
+}
 
 # A node in any other state, or with another mark, starts no job now: drained, down, reserved, completing, …
 _TAKING_JOBS = frozenset({"idle", "mixed", "planned"})
@@ -89,16 +97,19 @@ class Node:
 
     def free(self, kind: str | None = None) -> int:
         """Return how many GPUs a job could get now; 0 if no job would start there."""
-        return sum(count.total - count.used for count in self.of_kind(kind)) if self.why_not is None else 0
+        if self.why_not is not None:
+            return 0
+        return sum(count.total - count.used for count in self.of_kind(kind))
 
     def of_kind(self, kind: str | None) -> list[GpuCount]:
         """Return the counts of a kind; it may also be a feature of the node, because some sites name the GPUs there."""
-        named = [one for one in self.gpus if kind is None or one.kind == kind]
-        return named or (list(self.gpus) if kind in [word.lower() for word in self.features] else [])
+        named = [count for count in self.gpus if kind is None or count.kind == kind]
+        if not named and kind in [feature.lower() for feature in self.features]:
+            return list(self.gpus)
+        return named
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
+class Cluster(NamedTuple):
     """All nodes and partitions, each once."""
 
     nodes: tuple[Node, ...]
@@ -106,8 +117,10 @@ class Cluster:
 
     def reached(self, partitions: str | None) -> list[Node]:
         """Return the nodes of these partitions (separated by commas), or all that a job can reach."""
-        wanted = set(partitions.split(",")) if partitions else None
-        return [one for one in self.nodes if (one.reachable if wanted is None else wanted & {*one.partitions})]
+        if not partitions:
+            return [node for node in self.nodes if node.reachable]
+        names = set(partitions.split(","))
+        return [node for node in self.nodes if not names.isdisjoint(node.partitions)]
 
     def gpu_nodes(self, kind: str | None) -> list[Node]:
         return [node for node in self.nodes if node.total(kind)]
@@ -117,44 +130,61 @@ class Cluster:
         return sorted({count.kind for node in self.nodes for count in node.gpus})
 
 
-def query_sinfo(environ: Mapping[str, str]) -> str:
+def query_sinfo(environ: Environ) -> str:
     """Run sinfo once and return its output."""
-    # A user's SINFO_FORMAT or SINFO_PARTITION would change the output.
-    env = {name: value for name, value in environ.items() if not name.startswith("SINFO_")}
     try:
-        return ask(QUESTION, env, instead="badcjobs gpus --all   (the devices of this machine)")
+        return list_nodes(",".join(f"{name}:{width}|" for name, width in _FIELDS.items()), environ)
     except Unanswered as error:
         raise SlurmRefused("sinfo does not answer", why=str(error), fix="sinfo   (shows its message)") from error
 
 
 def parse_sinfo(text: str) -> Cluster:
-    """Parse the output of ``QUESTION``; other lines are left out."""
-    partitions: dict[str, Partition] = {}
+    """Parse the output of ``query_sinfo``; other lines are left out."""
+    partitions = {}
     nodes: dict[str, Node] = {}
     for line in text.splitlines():
-        cells = [cell.strip() for cell in (line.split("|")[:-1] if "|" in line else line.split())]
-        if len(cells) != len(_FIELDS):
+        values = line.split("|")[:-1] if "|" in line else line.split()
+        if len(values) != len(_FIELDS):
             continue  # a banner of the site
-        name, partition, available, state, time_limit, cores, features, gres, gres_used, memory = cells
-        part = Partition(partition.rstrip("*"), partition.endswith("*"), available == "up", time_limit)
-        partitions[part.name] = part
-        counts = re.fullmatch(r"\d+/(\d+)/\d+/(\d+)", cores)  # allocated/idle/other/total
-        before = nodes.get(name)
-        nodes[name] = Node(
-            name=name,
-            state=state,
-            partitions=tuple(dict.fromkeys((*(before.partitions if before else ()), part.name))),
-            gpus=gpus_of_node(gres, gres_used),
-            cores_idle=int(counts[1]) if counts else None,
-            features=tuple(word for word in features.split(",") if word and word != "(null)"),
-            reachable=part.up or (before is not None and before.reachable),
-            cores=int(counts[2]) if counts else None,
-            memory_mib=int(memory) if memory.isdecimal() else None,
-        )
-    in_order = sorted(partitions.values(), key=lambda one: (not one.default, one.name))
-    rank = {one.name: place for place, one in enumerate(in_order)}  # the order of sinfo differs from call to call
-    listed = (replace(node, partitions=tuple(sorted(node.partitions, key=rank.__getitem__))) for node in nodes.values())
-    return Cluster(tuple(sorted(listed, key=lambda node: natural(node.name))), tuple(in_order))
+        cells = dict(zip(_FIELDS, map(str.strip, values), strict=True))
+        name = cells["Partition"]
+        partition = Partition(name.rstrip("*"), name.endswith("*"), cells["Available"] == "up", cells["Time"])
+        partitions[partition.name] = partition
+        node = _parse_node(cells, partition)
+        before = nodes.get(node.name)
+        if before is not None:  # sinfo lists a node once for each of its partitions
+            both = (*before.partitions, *node.partitions)
+            node = replace(node, partitions=both, reachable=before.reachable or node.reachable)
+        nodes[node.name] = node
+    return _in_order(nodes.values(), partitions.values())
+
+
+def _parse_node(cells: Mapping[str, str], partition: Partition) -> Node:
+    counts = re.fullmatch(r"\d+/(\d+)/\d+/(\d+)", cells["CPUsState"])  # allocated/idle/other/total
+    features = cells["Features"].split(",")
+    memory = cells["Memory"]
+    return Node(
+        name=cells["NodeList"],
+        state=cells["StateLong"],
+        partitions=(partition.name,),
+        gpus=gpus_of_node(cells["Gres"], cells["GresUsed"]),
+        cores_idle=int(counts[1]) if counts else None,
+        features=tuple(feature for feature in features if feature not in ("", "(null)")),
+        reachable=partition.up,
+        cores=int(counts[2]) if counts else None,
+        memory_mib=int(memory) if memory.isdecimal() else None,
+    )
+
+
+def _in_order(nodes: Iterable[Node], partitions: Iterable[Partition]) -> Cluster:
+    """Return a cluster whose order is always the same; that of sinfo differs from call to call."""
+    ordered = sorted(partitions, key=lambda partition: (not partition.default, partition.name))
+    rank = {partition.name: place for place, partition in enumerate(ordered)}
+    listed = []
+    for node in sorted(nodes, key=lambda node: natural(node.name)):
+        names = sorted(set(node.partitions), key=rank.__getitem__)
+        listed.append(replace(node, partitions=tuple(names)))
+    return Cluster(tuple(listed), tuple(ordered))
 
 
 def gpus_of_node(gres: str, gres_used: str) -> tuple[GpuCount, ...]:
@@ -162,23 +192,30 @@ def gpus_of_node(gres: str, gres_used: str) -> tuple[GpuCount, ...]:
 
     Shards and MPS shares are parts of GPUs, which are already counted.
     """
-    total, used = Counter[str](), Counter[str]()
-    for text, counter in ((gres, total), (gres_used, used)):
-        for kind, number in parse_gpus(text, gres=True):
-            counter[(kind or UNTYPED).lower()] += number
-    strange = sum(many for kind, many in used.items() if kind not in total)  # only one of the two texts has the type
+    total = _count_kinds(gres)
+    used = _count_kinds(gres_used)
+    untyped = sum(many for kind, many in used.items() if kind not in total)  # only one of the two texts has the type
     counts = []
     for kind, many in sorted(total.items()):
-        known = min(many, used[kind])
-        more = min(many - known, strange)
-        strange -= more
-        counts += [GpuCount(kind, many, known + more)] if many else []
+        in_use = min(many, used[kind])
+        more = min(many - in_use, untyped)
+        untyped -= more
+        if many:
+            counts.append(GpuCount(kind, many, in_use + more))
     return tuple(counts)
+
+
+def _count_kinds(gres: str) -> Counter[str]:
+    counts = Counter[str]()
+    for kind, number in parse_gpus(gres, gres=True):
+        counts[(kind or UNTYPED).lower()] += number
+    return counts
 
 
 def sum_gpus(nodes: Collection[Node], kind: str | None) -> dict[str, int]:
     """Return the total, used, free and unreachable GPUs of nodes; unreachable: no job would start there."""
-    total, free = (sum(count(node, kind) for node in nodes) for count in (Node.total, Node.free))
+    total = sum(node.total(kind) for node in nodes)
+    free = sum(node.free(kind) for node in nodes)
     used = sum(count.used for node in nodes for count in node.of_kind(kind))
     return {"total": total, "used": used, "free": free, "unreachable": total - used - free}
 
@@ -195,30 +232,45 @@ def choose_best(cluster: Cluster, gpus: int, kind: str | None = None) -> Documen
     The best place is the fullest node with enough free GPUs, which leaves emptier nodes for larger jobs. Otherwise the
     job waits in the partition with the most free GPUs whose nodes are large enough, or uses as few nodes as possible.
     """
-    members = {one.name: [node for node in cluster.nodes if one.name in node.partitions] for one in cluster.partitions}
-    sums = {one.name: sum_gpus(members[one.name], kind) for one in cluster.partitions if one.up}
-    default = {one.name for one in cluster.partitions if one.default}
-    fitting = [n for n in cluster.nodes if n.free(kind) >= gpus and not sums.keys().isdisjoint(n.partitions)]
+    open_partitions = [partition for partition in cluster.partitions if partition.up]
+    default = {partition.name for partition in open_partitions if partition.default}
+    members = {one.name: [node for node in cluster.nodes if one.name in node.partitions] for one in open_partitions}
+    sums = {name: sum_gpus(nodes, kind) for name, nodes in members.items()}
+
+    fitting = [node for nodes in members.values() for node in nodes if node.free(kind) >= gpus]
     if fitting:
-        node = min(fitting, key=lambda n: (n.free(kind), natural(n.name)))
-        there = [name for name in node.partitions if name in sums]
-        name, free = max(there, key=lambda one: (sums[one]["free"], one in default)), node.free(kind)
+        node = min(fitting, key=lambda node: (node.free(kind), natural(node.name)))
+        names = [name for name in node.partitions if name in sums]
+        name = max(names, key=lambda name: (sums[name]["free"], name in default))
+        free = node.free(kind)
         why = f"the fullest node with room: {free} of {node.total(kind)} free"
         return {"partition": name, "node": node.name, "free": free, "why": why, "nodes": 1, "gpus_per_node": None}
+
     choices = []  # the fewest nodes with the same number of GPUs on each, then the most free ones
-    for name in sums:
-        totals = sorted((node.total(kind) for node in members[name]), reverse=True)
-        number = next((number for number, least in enumerate(totals, 1) if least * number >= gpus), None)
-        if number is not None:
-            choices.append((number, -sums[name]["free"], name not in default, name))
+    for name, nodes in members.items():
+        many = _fewest_nodes([node.total(kind) for node in nodes], gpus)
+        if many is not None:
+            choices.append((many, -sums[name]["free"], name not in default, name))
     if not choices:
         return None
-    number, _, _, name = min(choices)
-    free, total = sums[name]["free"], sums[name]["total"]
-    each, why = None, f"no node has {gpus} free now, so the job waits; this partition has the most: {free} of {total}"
-    if number > 1:
-        each, why = -(-gpus // number), f"no node has {gpus}, so the job takes {number}; {free} are free there"
-    return {"partition": name, "node": None, "free": free, "why": why, "nodes": number, "gpus_per_node": each}
+    many, _, _, name = min(choices)
+    free = sums[name]["free"]
+    gpus_per_node = None
+    total = sums[name]["total"]
+    why = f"no node has {gpus} free now, so the job waits; this partition has the most: {free} of {total}"
+    if many > 1:
+        gpus_per_node = -(-gpus // many)
+        why = f"no node has {gpus}, so the job takes {many}; {free} are free there"
+    place = {"partition": name, "node": None, "free": free, "why": why}
+    return {**place, "nodes": many, "gpus_per_node": gpus_per_node}
+
+
+def _fewest_nodes(sizes: Iterable[int], gpus: int) -> int | None:
+    """Return how many nodes have this many GPUs together, the same number on each; None: there are not enough."""
+    for number, least in enumerate(sorted(sizes, reverse=True), 1):
+        if least * number >= gpus:
+            return number
+    return None
 
 
 def largest_size(cluster: Cluster, partitions: str | None = None) -> tuple[int, int | None, int | None] | None:
@@ -227,35 +279,56 @@ def largest_size(cluster: Cluster, partitions: str | None = None) -> tuple[int, 
     None: there is no such node. sinfo does not show hidden partitions.
     """
     nodes = cluster.reached(partitions)
-    if not nodes or (partitions and not {*partitions.split(",")} <= {one.name for one in cluster.partitions}):
+    names = {partition.name for partition in cluster.partitions}
+    if not nodes or (partitions and not names.issuperset(partitions.split(","))):
         return None
-    sizes = [node.cores for node in nodes], [node.memory_mib for node in nodes]
-    # A node of unknown size may be the largest.
-    cores, memory_mib = (None if None in one else max(filter(None, one), default=None) for one in sizes)
-    return max(node.total() for node in nodes), cores, memory_mib
+    gpus = max(node.total() for node in nodes)
+    return gpus, _largest(node.cores for node in nodes), _largest(node.memory_mib for node in nodes)
+
+
+def _largest(sizes: Iterable[int | None]) -> int | None:
+    """Return the largest size; None: one is not known, and may be the largest."""
+    largest = 0
+    for size in sizes:
+        if size is None:
+            return None
+        largest = max(largest, size)
+    return largest
 
 
 # --- badcjobs cluster -----------------------------------------------------------------------------------------------
 
 
-def look_at_cluster(environ: Mapping[str, str], *, gpus: int, kind: str | None) -> Document:
+def look_at_cluster(environ: Environ, *, gpus: int, kind: str | None) -> Document:
     """Call sinfo and describe the cluster; raise NotHere without Slurm or without such a GPU."""
     cluster = parse_sinfo(query_sinfo(environ))
-    wanted = None if kind is None else kind.lower()
-    if not cluster.gpu_nodes(wanted):
-        known = ", ".join(cluster.kinds)
-        raise NotHere(
-            f"no node here has a GPU of kind {kind!r}" if kind and known else "no node of this cluster has a GPU",
-            why=f"kinds are {known}" if known else "sinfo shows no GPU under Gres",
-            fix=f"badcjobs cluster --constraint {cluster.kinds[0]}" if known else "sinfo -N -O NodeList,Gres",
-        )
-    return describe(cluster, gpus, wanted)
+    wanted = kind and kind.lower()
+    if cluster.gpu_nodes(wanted):
+        return describe(cluster, gpus, wanted)
+    if not cluster.kinds:
+        why = "sinfo shows no GPU under Gres"
+        raise NotHere("no node of this cluster has a GPU", why=why, fix="sinfo -N -O NodeList,Gres")
+    raise NotHere(
+        f"no node here has a GPU of kind {kind!r}",
+        why=f"kinds are {', '.join(cluster.kinds)}",
+        fix=f"badcjobs cluster --constraint {cluster.kinds[0]}",
+    )
 
 
 def describe(cluster: Cluster, gpus: int, kind: str | None) -> Document:
     """Return the JSON document of ``badcjobs cluster --json``; with ``kind`` it counts only these GPUs."""
-    best, nodes = choose_best(cluster, gpus, kind), cluster.gpu_nodes(kind)
+    best = choose_best(cluster, gpus, kind)
+    nodes = cluster.gpu_nodes(kind)
     most_on_a_node = max((node.total(kind) for node in cluster.nodes if node.reachable), default=0)
+    partitions = []
+    for partition in cluster.partitions:
+        members = [node for node in nodes if partition.name in node.partitions]
+        if members:
+            partitions.append({**asdict(partition), "nodes": len(members), **sum_gpus(members, kind)})
+    rows = []
+    for node in nodes:
+        why_not = {"takes_jobs": node.why_not is None, "why_not": node.why_not}
+        rows.append({**asdict(node), **why_not, **sum_gpus([node], kind)})
     return {
         "asked": {"gpus": gpus, "kind": kind},
         **sum_gpus(nodes, kind),
@@ -263,73 +336,74 @@ def describe(cluster: Cluster, gpus: int, kind: str | None) -> Document:
         "fits": best is not None and gpus <= most_on_a_node,  # one node has this many, free or not
         "most_on_a_node": most_on_a_node,
         "best": best,
-        "partitions": [
-            {**asdict(one), "nodes": len(members), **sum_gpus(members, kind)}
-            for one in cluster.partitions
-            if (members := [node for node in nodes if one.name in node.partitions])
-        ],
-        "nodes": [
-            {**asdict(node), "takes_jobs": node.why_not is None, "why_not": node.why_not, **sum_gpus([node], kind)}
-            for node in nodes
-        ],
+        "partitions": partitions,
+        "nodes": rows,
     }
 
 
-def cluster_text(found: Document) -> str:
+_COUNTS = ("free", "used", "total")
+
+
+def cluster_text(view: Document) -> str:
     """Return partitions, nodes and advice of a document as text, at most 100 columns wide."""
-    counts = ("free", "used", "total")
-    partitions = [
-        (
-            _cut(one["name"], 32),
-            "down" if not one["up"] else "default" if one["default"] else "",
-            *(str(one[key]) for key in ("time_limit", "nodes", *counts)),
-        )
-        for one in found["partitions"]
-    ]
-    rows = [
-        (
-            _cut(node["name"], 20),
-            _cut(node["why_not"] or node["state"], 18),
-            _cut("+".join(f"{one['kind']}×{one['total']}" for one in node["gpus"]), 18),
-            _cut(",".join(node["partitions"]), 16),
-            *(str(node[key]) for key in counts),
-        )
-        for node in found["nodes"]
-    ]
-    kind = f" of kind {found['asked']['kind']}" if found["asked"]["kind"] else ""
-    of_partitions = columns("<partition", "<", "<time limit", "nodes", *counts)
-    of_nodes = columns("<node", "<state", "<kinds", "<partitions", *counts)
+    partitions = [_partition_row(partition) for partition in view["partitions"]]
+    nodes = [_node_row(node) for node in view["nodes"]]
+    kind = view["asked"]["kind"]
+    of_kind = f" of kind {kind}" if kind else ""
+    of_partitions = columns("<partition", "<", "<time limit", "nodes", *_COUNTS)
+    of_nodes = columns("<node", "<state", "<kinds", "<partitions", *_COUNTS)
     lines = [
-        f"{found['free']} of {found['total']} GPUs{kind} are free on {count(len(rows), 'node')}:"
-        f" {found['used']} used, {found['unreachable']} on nodes that start no job now",
+        f"{view['free']} of {view['total']} GPUs{of_kind} are free on {count(len(nodes), 'node')}:"
+        f" {view['used']} used, {view['unreachable']} on nodes that start no job now",
         "",
         *table_text(Table("partitions", "Partitions", of_partitions, partitions)),
         "",
-        *table_text(Table("nodes", "Nodes", of_nodes, rows)),
+        *table_text(Table("nodes", "Nodes", of_nodes, nodes)),
         "",
-        *_advice(found, count(found["asked"]["gpus"], "GPU") + kind),
+        *_advice(view, count(view["asked"]["gpus"], "GPU") + of_kind),
     ]
     return "\n".join(plain(line) for line in lines)
+
+
+def _partition_row(partition: Document) -> tuple[str, ...]:
+    note = "default" if partition["default"] else ""
+    if not partition["up"]:
+        note = "down"
+    return (_cut(partition["name"], 32), note, *_texts(partition, "time_limit", "nodes", *_COUNTS))
+
+
+def _node_row(node: Document) -> tuple[str, ...]:
+    kinds = "+".join(f"{count['kind']}×{count['total']}" for count in node["gpus"])
+    state = _cut(node["why_not"] or node["state"], 18)
+    partitions = _cut(",".join(node["partitions"]), 16)
+    return (_cut(node["name"], 20), state, _cut(kinds, 18), partitions, *_texts(node, *_COUNTS))
+
+
+def _texts(row: Document, *keys: str) -> list[str]:
+    return [str(row[key]) for key in keys]
 
 
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def _advice(found: Document, wanted: str) -> list[str]:
-    best, most = found["best"], found["most_on_a_node"]
+def _advice(view: Document, wanted: str) -> list[str]:
+    best = view["best"]
+    most = view["most_on_a_node"]
     if not most:
         return [f"  best for {wanted}: every partition with such GPUs is down"]
-    if found["fits"]:
-        node = [f"    on node {_cut(best['node'], 80)}"] if best["node"] else []
-        return [f"  best for {wanted}: partition {_cut(best['partition'], 60)}", *node, f"    {best['why']}"]
+    if view["fits"]:
+        lines = [f"  best for {wanted}: partition {_cut(best['partition'], 60)}"]
+        if best["node"]:
+            lines.append(f"    on node {_cut(best['node'], 80)}")
+        return [*lines, f"    {best['why']}"]
     smaller = f"badcjobs template array --set gpus-per-node={most}   (more tasks, each on one node)"
-    lines = [f"  no node has {wanted}; the largest has {most}"]
+    largest = f"  no node has {wanted}; the largest has {most}"
     if best is None:
-        return [*lines, f"    and no partition has as many on several nodes; try: {smaller}"]
+        return [largest, f"    and no partition has as many on several nodes; try: {smaller}"]
     several = f"--set nodes={best['nodes']} --set gpus-per-node={best['gpus_per_node']}"
     return [
-        *lines,
+        largest,
         f"    {best['nodes']} nodes of partition {_cut(best['partition'], 50)} have them together",
         f"    try: badcjobs template multinode {several}   (one badcjobs on each)",
         f"    or:  {smaller}",

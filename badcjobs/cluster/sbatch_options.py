@@ -18,50 +18,60 @@ from badcjobs.settings import SubmitSettings
 
 T = TypeVar("T")
 Options = Mapping[str, str]  # by their long names; a flag has an empty value
+Mistakes = list[str]
 
-SHORT = {
-    "a": "array", "A": "account", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task", "C": "constraint",
-    "d": "dependency", "D": "chdir", "e": "error", "F": "nodefile", "G": "gpus", "H": "hold", "i": "input",
-    "J": "job-name", "k": "no-kill", "L": "licenses", "M": "clusters", "m": "distribution", "N": "nodes",
-    "n": "ntasks", "o": "output", "O": "overcommit", "p": "partition", "q": "qos", "Q": "quiet", "s": "oversubscribe",
-    "S": "core-spec", "t": "time", "v": "verbose", "w": "nodelist", "W": "wait", "x": "exclude",
-}  # fmt: skip
-
-FLAGS = {
-    "contiguous", "hold", "ignore-pbs", "no-requeue", "overcommit", "oversubscribe", "parsable", "quiet", "reboot",
-    "requeue", "spread-job", "test-only", "use-min-nodes", "verbose", "wait",
-}  # fmt: skip
-
-# Options with an optional value: --nice or --nice=10.
-OPTIONAL = {"exclusive", "get-user-env", "nice", "no-kill", "propagate"}
-
-VALUES = {
-    "account", "acctg-freq", "array", "batch", "bb", "bbf", "begin", "chdir", "cluster-constraint", "clusters",
-    "comment", "constraint", "container", "context", "core-spec", "cores-per-socket", "cpu-freq", "cpus-per-gpu",
-    "cpus-per-task", "deadline", "delay-boot", "dependency", "distribution", "error", "exclude", "export",
-    "export-file", "extra", "extra-node-info", "gid", "gpu-bind", "gpu-freq", "gpus", "gpus-per-node",
-    "gpus-per-socket", "gpus-per-task", "gres", "gres-flags", "hint", "input", "job-name", "kill-on-invalid-dep",
-    "licenses", "mail-type", "mail-user", "mcs-label", "mem", "mem-bind", "mem-per-cpu", "mem-per-gpu", "mincpus",
-    "network", "nodefile", "nodelist", "nodes", "ntasks", "ntasks-per-core", "ntasks-per-gpu", "ntasks-per-node",
-    "ntasks-per-socket", "ntasks-per-tres", "open-mode", "output", "partition", "power", "prefer", "priority",
-    "profile", "qos", "reservation", "segment", "signal", "sockets-per-node", "switches", "thread-spec",
-    "threads-per-core", "time", "time-min", "tmp", "tres-bind", "tres-per-task", "uid", "wait-all-nodes", "wckey",
-    "wrap",
-}  # fmt: skip
+# The short options whose values matter here.
+_SHORT = {
+    "a": "array",
+    "A": "account",
+    "c": "cpus-per-task",
+    "C": "constraint",
+    "d": "dependency",
+    "D": "chdir",
+    "e": "error",
+    "G": "gpus",
+    "J": "job-name",
+    "n": "ntasks",
+    "N": "nodes",
+    "o": "output",
+    "p": "partition",
+    "t": "time",
+    "w": "nodelist",
+    "x": "exclude",
+}
 
 # Options whose values are also keys of [submit].
 OF_SUBMIT = {
-    "account": "account", "constraint": "constraint", "mem": "mem", "time": "time", "cpus-per-task": "cpus",
+    "account": "account",
+    "constraint": "constraint",
+    "mem": "mem",
+    "time": "time",
+    "cpus-per-task": "cpus",
     "gpus-per-node": "gpus_per_task",
-}  # fmt: skip
+}
 
 _PART = re.compile(r"(?P<first>[0-9]+)(-(?P<last>[0-9]+)(:(?P<step>[0-9]+))?)?")
 _LARGEST = 4_000_001  # the largest possible MaxArraySize
 _UNLIMITED = ("unlimited", "infinite", "-1")
 _SIGNAL = re.compile(r"(?:(?P<who>B|R|BR|RB):)?(?:SIG)?(?P<name>[A-Z0-9]+)(?:@(?P<lead>[0-9]{1,5}))?", re.IGNORECASE)
 # The names that sbatch knows, and its longest lead.
-_SIGNALS = ("HUP", "INT", "QUIT", "ABRT", "KILL", "ALRM", "TERM", "USR1", "USR2", "URG", "CONT", "STOP", "TSTP", "TTIN",
-            "TTOU")  # fmt: skip
+_SIGNALS = [
+    "HUP",
+    "INT",
+    "QUIT",
+    "ABRT",
+    "KILL",
+    "ALRM",
+    "TERM",
+    "USR1",
+    "USR2",
+    "URG",
+    "CONT",
+    "STOP",
+    "TSTP",
+    "TTIN",
+    "TTOU",
+]
 _LONGEST_LEAD_S = 65535
 _LONGEST_LIMIT_S = 2**32 - 1  # sbatch counts seconds in 32 bits: a longer limit becomes a short one
 _MEMORY = re.compile(r"\+?(?P<number>[0-9]+)(?:(?P<unit>[KMGT])B?)?", re.IGNORECASE)
@@ -74,32 +84,32 @@ _OF_ONE_NODE = ("nodes", "ntasks", "ntasks-per-node")
 GPU_OPTIONS = ("gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 
 
-def read_options(words: Sequence[str], mistakes: list[str]) -> dict[str, str]:
+def read_options(words: Sequence[str]) -> dict[str, str]:
     """Return options by their long names; the last one of a name wins, and a flag has an empty value.
 
     Forms: ``--name=value``, ``--name value``, ``--name``, ``-c4`` and ``-c 4``.
     """
     given: dict[str, str] = {}
-    left = list(words)
-    while left:
-        word = left.pop(0)
-        name, equals, value = word[2:].partition("=")
-        if not word.startswith("--"):
-            name, value = SHORT.get(word[1:2], "") if word.startswith("-") else "", word[2:]
-        if name not in VALUES | FLAGS | OPTIONAL:
-            mistakes.append(f"sbatch has no option {word}")
-            continue
-        if name in VALUES and not (equals or value) and left:
-            value = left.pop(0)
-        given[name] = value
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, _, value = word[2:].partition("=")
+            given[name] = value
+        elif word.startswith("-"):
+            name = _SHORT.get(word[1:2], word[1:2])
+            given[name] = word[2:]
+        elif name:
+            given[name] = given[name] or word
     return given
 
 
 def submit_words(settings: SubmitSettings) -> list[str]:
     """Return the settings of ``badcjobs submit`` as options of sbatch; those of --sbatch come last and win."""
     words = [word for option in settings.sbatch for word in shlex.split(option)]
-    array = next((word.partition("=")[2] for word in words if word.startswith("--array=")), None)
-    array = array or (None if settings.tasks is None else f"0-{settings.tasks - 1}")
+    arrays = [word.removeprefix("--array=") for word in words if word.startswith("--array=")]
+    array = arrays[0] if arrays else None
+    if array is None and settings.tasks is not None:
+        array = f"0-{settings.tasks - 1}"
     if array is not None and settings.parallel is not None:
         array = f"{array.partition('%')[0]}%{settings.parallel}"
     given = {
@@ -112,8 +122,8 @@ def submit_words(settings: SubmitSettings) -> list[str]:
     }
     if settings.gpus_per_task is not None:  # replaces every way in which a script may ask for GPUs
         given |= {"gres": "", "gpus": "", "gpus-per-task": "", "gpus-per-node": settings.gpus_per_task}
-    others = [word for word in words if not word.startswith("--array=")]
-    return [*(f"--{name}={value}" for name, value in given.items() if value is not None), *others]
+    options = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    return options + [word for word in words if not word.startswith("--array=")]
 
 
 def extra_options(given: Sequence[str]) -> dict[str, str | bool]:
@@ -134,12 +144,13 @@ def extra_options(given: Sequence[str]) -> dict[str, str | bool]:
 
 def batch_text(options: Mapping[str, object], lines: Sequence[str], about: Sequence[str] = ()) -> str:
     """Return a batch script: comments, options (None: left out, True: a flag), shell lines."""
-    written = [
-        f"#SBATCH --{name}" + ("" if value is True else f"={shlex.quote(str(value))}")
-        for name, value in options.items()
-        if value is not None
-    ]
-    return "\n".join(["#!/bin/bash", *about, *written, "", *lines, ""])
+    lines_of_options = []
+    for name, value in options.items():
+        if value is True:
+            lines_of_options.append(f"#SBATCH --{name}")
+        elif value is not None:
+            lines_of_options.append(f"#SBATCH --{name}={shlex.quote(str(value))}")
+    return "\n".join(["#!/bin/bash", *about, *lines_of_options, "", *lines, ""])
 
 
 # --- arrays ---------------------------------------------------------------------------------------------------------
@@ -163,15 +174,19 @@ def parse_array(text: str) -> ArraySpec:
     indices: set[int] = set()
     step = 1
     for part in parts.split(","):
-        found = _PART.fullmatch(part.strip())
-        if found is None:
+        numbers = _PART.fullmatch(part.strip())
+        if numbers is None:
             raise ValueError(f"{wrong}: {part!r} is neither a number nor a range")
-        chosen = range(int(found["first"]), int(found["last"] or found["first"]) + 1, int(found["step"] or 1) or -1)
-        if not chosen or chosen.stop > _LARGEST + 1:
+        first = int(numbers["first"])
+        last = int(numbers["last"] or first)
+        part_step = int(numbers["step"] or 1)
+        if last < first or part_step == 0 or last > _LARGEST:
             raise ValueError(f"{wrong}: {part!r} is empty, has step 0, or has an index above {_LARGEST:,}")
-        indices.update(chosen)
-        step = chosen.step if len(chosen) > 1 else step
-    return ArraySpec(tuple(sorted(indices)), step, int(limit or 0) or None)
+        part_indices = range(first, last + 1, part_step)
+        indices.update(part_indices)
+        if len(part_indices) > 1:
+            step = part_step
+    return ArraySpec(tuple(sorted(indices)), step, int(limit) if limit else None)
 
 
 def suggest_range(spec: ArraySpec) -> str | None:
@@ -180,13 +195,19 @@ def suggest_range(spec: ArraySpec) -> str | None:
     A task cannot find its position in a list: for ``1,3,5,7`` Slurm passes the first and last index, a step of 1 and a
     count of 4, as for ``1,2,6,7``. The range has the same indices if they are evenly spaced, otherwise as many.
     """
-    first, count = spec.indices[0], len(spec.indices)
-    steps = [spec.step, *(spec.indices[1:2] and [spec.indices[1] - first])]
-    fitting = [step for step in steps if spec.indices == tuple(range(first, first + count * step, step))]
-    if spec.step in fitting:
+    first = spec.indices[0]
+    count = len(spec.indices)
+    if _is_regular(spec.indices, spec.step):
         return None
-    shape = ArrayShape(first, fitting[0], count) if fitting else ArrayShape(0, 1, count)
+    shape = ArrayShape(0, 1, count)
+    apart = spec.indices[1] - first if count > 1 else 1
+    if _is_regular(spec.indices, apart):
+        shape = ArrayShape(first, apart, count)
     return f"{shape}%{spec.parallel}" if spec.parallel else str(shape)
+
+
+def _is_regular(indices: Sequence[int], step: int) -> bool:
+    return tuple(indices) == tuple(range(indices[0], indices[0] + len(indices) * step, step))
 
 
 # --- single values --------------------------------------------------------------------------------------------------
@@ -224,28 +245,37 @@ def parse_minutes(text: str) -> int:
 
 def parse_memory(text: str, name: str = "mem") -> int:
     """Return the MiB of ``--mem``: 4096, 4096M, 4G, 4gb; kilobytes are rounded up, 0 is all memory of the node."""
-    found = _MEMORY.fullmatch(text)
-    if found is None:
+    amount = _MEMORY.fullmatch(text)
+    if amount is None:
         raise ValueError(f"--{name}={text} is not an amount of memory; write 4G")
-    return math.ceil(int(found["number"]) * _MIB[(found["unit"] or "M").upper()])
+    unit = (amount["unit"] or "M").upper()
+    return math.ceil(int(amount["number"]) * _MIB[unit])
 
 
 def parse_signal(text: str) -> EarlySignal:
     """Parse ``--signal``: ``[B:]NAME-or-number[@seconds]``; the default is 60 seconds."""
-    found = _SIGNAL.fullmatch(text)
-    name, lead_s = (found["name"].upper(), int(found["lead"] or 60)) if found else ("", 0)
-    numbers = {one: signal.Signals[f"SIG{one}"] for one in _SIGNALS} | {str(one.value): one for one in signal.Signals}
-    if found is None or name not in numbers or lead_s > _LONGEST_LEAD_S:
-        raise ValueError(f"--signal={text} is not a signal and its seconds, at most 65535; write B:USR1@180")
-    return EarlySignal(numbers[name], lead_s, "B" in (found["who"] or "").upper())
+    numbers = {name: signal.Signals[f"SIG{name}"] for name in _SIGNALS}
+    numbers |= {str(number.value): number for number in signal.Signals}
+    parts = _SIGNAL.fullmatch(text)
+    if parts is not None:
+        name = parts["name"].upper()
+        lead_s = int(parts["lead"] or 60)
+        if name in numbers and lead_s <= _LONGEST_LEAD_S:
+            return EarlySignal(numbers[name], lead_s, to_script="B" in (parts["who"] or "").upper())
+    raise ValueError(f"--signal={text} is not a signal and its seconds, at most 65535; write B:USR1@180")
 
 
 def parse_export(text: str) -> tuple[list[str], dict[str, str]]:
     """Return the names of ``--export=ALL,NAME,NAME=VALUE,…`` without a value, and the variables that it sets."""
-    words = [word.strip() for word in _EXPORTED.findall(text)]
-    pairs = (word.partition("=") for word in words if "=" in word)
-    values = {name: re.sub(r"""^(['"])(.*)\1$""", r"\2", value) for name, _, value in pairs}
-    return [word for word in words if "=" not in word], values
+    names = []
+    values = {}
+    for word in _EXPORTED.findall(text):
+        name, equals, value = word.strip().partition("=")
+        if equals:
+            values[name] = re.sub(r"""^(['"])(.*)\1$""", r"\2", value)
+        else:
+            names.append(name)
+    return names, values
 
 
 # --- what all of them request ---------------------------------------------------------------------------------------
@@ -276,90 +306,121 @@ class Asked:
     node_names: tuple[str, ...] = ()  # of --nodelist and --exclude, unless they are patterns or files
 
 
-def try_parse(mistakes: list[str], read: Callable[..., T], *arguments: Any) -> T | None:
+def try_parse(mistakes: Mistakes, read: Callable[..., T], *arguments: Any) -> T | None:
     """Return the parsed value; after a ValueError, add its message to the mistakes and return None."""
     try:
         return read(*arguments)
     except ValueError as error:
-        mistakes.extend([] if str(error) in mistakes else [str(error)])
+        if str(error) not in mistakes:
+            mistakes.append(str(error))
         return None
 
 
-def read_values(given: Options, mistakes: list[str]) -> dict[str, Any]:
+def read_values(given: Options, mistakes: Mistakes) -> dict[str, Any]:
     """Return the values of --array, --time and --signal; add wrong ones to ``mistakes`` instead."""
-    readers: dict[str, Callable[[str], object]] = {"array": parse_array, "time": parse_limit, "signal": parse_signal}
-    values: dict[str, Any] = {}
+    readers = {"array": parse_array, "time": parse_limit, "signal": parse_signal}
+    values = {}
     for name, read in readers.items():
+        if name not in given:
+            continue
         try:
-            values |= {name: read(given[name])} if name in given else {}
+            values[name] = read(given[name])
         except ValueError as error:
             mistakes.append(str(error))
     return values
 
 
-def read_asked(given: Options, values: Mapping[str, Any], mistakes: list[str]) -> Asked:
+def read_asked(given: Options, values: Mapping[str, Any], mistakes: Mistakes) -> Asked:
     """Return what sbatch options request; ``values`` are those of ``read_values``."""
-    asked: dict[str, Any] = {"account": given.get("account"), "exclusive": "exclusive" in given}
+    fields: dict[str, Any] = {"account": given.get("account"), "exclusive": "exclusive" in given}
     if not given.get("clusters"):  # else the names belong to another cluster
-        lists = [given.get(option, "") for option in ("nodelist", "exclude")]  # / is a file, [ a pattern
-        asked |= {
-            "partition": given.get("partition"),
-            "constraint": given.get("constraint"),
-            "gpu_options": tuple(f"--{name}={given[name]}" for name in GPU_OPTIONS if given.get(name)),
-            "node_names": tuple(one for text in lists if not set("[/") & {*text} for one in text.split(",") if one),
-        }
-    if (array := values.get("array")) is not None:
-        asked |= {"tasks": len(array.indices), "last_index": array.indices[-1], "array": given["array"]}
-        asked["array_range"] = suggest_range(array)
+        fields["partition"] = given.get("partition")
+        fields["constraint"] = given.get("constraint")
+        fields["gpu_options"] = tuple(f"--{name}={given[name]}" for name in GPU_OPTIONS if given.get(name))
+        fields["node_names"] = (*_node_names(given, "nodelist"), *_node_names(given, "exclude"))
+    array = values.get("array")
+    if array is not None:
+        fields["tasks"] = len(array.indices)
+        fields["last_index"] = array.indices[-1]
+        fields["array"] = given["array"]
+        fields["array_range"] = suggest_range(array)
     if "time" in values:
-        asked |= {"time_s": values["time"], "no_time_limit": values["time"] is None}
-    return Asked(**asked, **(try_parse(mistakes, _size, given) or {}))
+        fields["time_s"] = values["time"]
+        fields["no_time_limit"] = values["time"] is None
+    size = try_parse(mistakes, _read_size, given)
+    return Asked(**fields, **(size or {}))
 
 
-def _size(given: Options) -> dict[str, Any]:
+def _node_names(given: Options, option: str) -> list[str]:
+    text = given.get(option, "")
+    if "/" in text or "[" in text:  # a file, or a pattern
+        return []
+    return [name for name in text.split(",") if name]
+
+
+def _read_size(given: Options) -> dict[str, Any]:
     """Return nodes, GPUs, cores and memory."""
     nodes = _nodes(given) if "nodes" in given else None
     processes = count_tasks(given) or 1  # of srun
-    gpus: int | None = count_gpus(given)
-    on_a_node: int | None = _gpus(given, "gres") or _gpus(given, "gpus-per-node")
-    if not gpus and {"tres-per-task", "exclusive"} & given.keys():  # a complete node includes its GPUs
-        gpus = on_a_node = None
-    elif gpus and not {"gpus", "gpus-per-task"} & given.keys():
-        gpus, on_a_node = gpus * (nodes or 1), gpus
-    elif gpus and not on_a_node:
-        alone = "gpus-per-task" in given and processes == 1
-        on_a_node = gpus if alone else -(-gpus // nodes) if nodes else None
+    gpus, gpus_per_node = _read_gpus(given, nodes, processes)
+
     each = parse_positive(given, "cpus-per-task")
-    cpus = None if each is None else each * processes
+    cpus = each and each * processes
     if "cpus-per-gpu" in given and gpus:
         cpus = (parse_positive(given, "cpus-per-gpu") or 0) * gpus
     # Without --nodes Slurm uses as many nodes as needed: only one process is certainly on one node.
-    cpus_on_a_node = each
+    cpus_per_node = each
     if nodes or processes == 1 or "ntasks-per-node" in given:
-        cpus_on_a_node = None if cpus is None else -(-cpus // (nodes or 1))
+        cpus_per_node = cpus and _ceil_div(cpus, nodes or 1)
+
     memory_mib = None
-    for name, times in (("mem", 1), ("mem-per-gpu", on_a_node or gpus), ("mem-per-cpu", cpus_on_a_node or 1)):
-        if name in given and times and memory_mib is None:
-            memory_mib = parse_memory(given[name], name) * times
+    units = {"mem": 1, "mem-per-gpu": gpus_per_node or gpus, "mem-per-cpu": cpus_per_node or 1}
+    for name, number in units.items():
+        if name in given and number and memory_mib is None:
+            memory_mib = parse_memory(given[name], name) * number
     return {
         "nodes": nodes,
         "gpus_per_task": gpus,
-        "gpus_per_node": on_a_node,
+        "gpus_per_node": gpus_per_node,
         "cpus": cpus,
-        "cpus_per_node": cpus_on_a_node,
+        "cpus_per_node": cpus_per_node,
         "memory_gb_per_node": None if memory_mib is None else memory_mib / 1024,
     }
 
 
+def _read_gpus(given: Options, nodes: int | None, processes: int) -> tuple[int | None, int | None]:
+    """Return the GPUs of a task on all its nodes, and the largest number on one node."""
+    gpus = count_gpus(given)
+    per_node = _gpus(given, "gres") or _gpus(given, "gpus-per-node")
+    if not gpus and ("exclusive" in given or "tres-per-task" in given):  # a complete node includes its GPUs
+        return None, None
+    if not gpus:
+        return 0, per_node
+    if "gpus" not in given and "gpus-per-task" not in given:
+        return gpus * (nodes or 1), gpus
+    if per_node:
+        return gpus, per_node
+    if "gpus-per-task" in given and processes == 1:
+        return gpus, gpus
+    return gpus, _ceil_div(gpus, nodes) if nodes else None
+
+
+def _ceil_div(number: int, by: int) -> int:
+    return -(-number // by)
+
+
 def count_gpus(given: Options) -> int:
     """Return the number of requested GPUs: of the job with --gpus or --gpus-per-task, else of each node."""
-    total, per_task = _gpus(given, "gpus"), _gpus(given, "gpus-per-task")
-    if per_task and not total:
-        tasks = count_tasks(given) or (_nodes(given) if "nodes" in given else None)
-        if tasks is None:
-            raise ValueError(f"--gpus-per-task={per_task} needs --ntasks (or --gpus) as well")
-        return tasks * per_task
-    return total or _gpus(given, "gres") or _gpus(given, "gpus-per-node")
+    total = _gpus(given, "gpus")
+    per_task = _gpus(given, "gpus-per-task")
+    if total or not per_task:
+        return total or _gpus(given, "gres") or _gpus(given, "gpus-per-node")
+    tasks = count_tasks(given)
+    if tasks is None and "nodes" in given:
+        tasks = _nodes(given)
+    if tasks is None:
+        raise ValueError(f"--gpus-per-task={per_task} needs --ntasks (or --gpus) as well")
+    return tasks * per_task
 
 
 def parse_gpus(text: str, *, gres: bool) -> list[tuple[str | None, int]]:
@@ -367,15 +428,17 @@ def parse_gpus(text: str, *, gres: bool) -> list[tuple[str | None, int]]:
 
     With ``gres`` the parts are ``gpu``, ``gpu:2``, ``gpu:a100`` or ``gpu:a100:2``, and others are left out.
     """
-    found: list[tuple[str | None, int]] = []
     # sinfo writes gpu:(null):2 for no type, and indices or sockets in brackets, with commas of their own.
-    for part in filter(None, re.sub(r"\([^()]*\)", "", text.replace(":(null)", "")).split(",")):
-        one = (_GRES if gres else _GPUS).fullmatch(part.strip())
-        if one is not None:
-            found.append((one["type"], int(one["number"] or 1)))
+    plain = re.sub(r"\([^()]*\)", "", text.replace(":(null)", ""))
+    pattern = _GRES if gres else _GPUS
+    counts = []
+    for part in filter(None, plain.split(",")):
+        match = pattern.fullmatch(part.strip())
+        if match is not None:
+            counts.append((match["type"], int(match["number"] or 1)))
         elif not gres:
             raise ValueError(text)
-    return found
+    return counts
 
 
 def _gpus(given: Options, name: str) -> int:
@@ -387,7 +450,11 @@ def _gpus(given: Options, name: str) -> int:
 
 def count_tasks(given: Options) -> int | None:
     """Return how many processes srun would start; None: not specified."""
-    return parse_positive(given, "ntasks") or (parse_positive(given, "ntasks-per-node") or 0) * _nodes(given) or None
+    tasks = parse_positive(given, "ntasks")
+    if tasks is not None:
+        return tasks
+    per_node = parse_positive(given, "ntasks-per-node")
+    return None if per_node is None else per_node * _nodes(given)
 
 
 def _nodes(given: Options) -> int:

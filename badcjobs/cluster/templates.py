@@ -10,9 +10,8 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from badcjobs import paths as resources
 from badcjobs.cluster import sbatch_options as sbatch
@@ -28,11 +27,12 @@ _VARIABLE = re.compile(r': "\$\{(?P<name>[A-Z]+):=(?P<value>.*)\}"')
 _PLACEHOLDER = re.compile(r"<[a-z]+>")
 _SETUP_BEFORE = ': "${BADCJOBS:='
 _NEEDED = ("SOURCE", "OUT", "IMAGE")  # the script stops without them
-_ARGS_BEGIN, _ARGS_END = "ARGS=(", ")"
+_ARGS_BEGIN = "ARGS=("
+_ARGS_END = ")"
+Values = Mapping[str, Sequence[str]]  # of the keys of a template
 
 
-@dataclass(frozen=True, slots=True)
-class Template:
+class Template(NamedTuple):
     """A batch script, original or filled in."""
 
     name: str
@@ -41,9 +41,9 @@ class Template:
     @property
     def about(self) -> str:
         """Its first sentence."""
-        words = " ".join(line.lstrip("# ") for line in self.text.partition("\n\n")[0].splitlines()[1:])
-        end = min(at for mark in (". ", ": ", "; ") if (at := (words + mark).find(mark)) >= 0)
-        return words[:end].strip()
+        comment = self.text.partition("\n\n")[0].splitlines()[1:]
+        sentence = " ".join(line.lstrip("# ") for line in comment)
+        return re.split(r"[.:;] ", f"{sentence} ", maxsplit=1)[0].strip()
 
     @property
     def open(self) -> tuple[str, ...]:
@@ -56,53 +56,84 @@ class Template:
         return {"name": self.name, "about": self.about, "keys": keys, "open": list(self.open)}
 
 
+class WrongValues(BadInput):
+    """Values of a template that are missing or cannot be used."""
+
+    def __init__(self, keys: Sequence[str], what: str, *, why: str | None, fix: str) -> None:
+        super().__init__(what, why=why, fix=fix)
+        self.keys = keys
+
+
 def list_templates() -> list[Template]:
     """Return all templates, sorted by name."""
-    found = sorted(resources.folder("templates").glob(f"*{_ENDING}"))
-    return [Template(path.stem, path.read_text(encoding="utf-8")) for path in found]
+    paths = sorted(resources.folder("templates").glob(f"*{_ENDING}"))
+    return [Template(path.stem, path.read_text(encoding="utf-8")) for path in paths]
+
+
+class AddRequest(Protocol):
+    """Adds cores and memory to options of submit; with ``fit`` lowers their GPUs to those of a node."""
+
+    def __call__(self, options: SubmitSettings, *, fit: bool) -> SubmitSettings: ...
+
+
+def _add_nothing(options: SubmitSettings, *, fit: bool) -> SubmitSettings:
+    return options
 
 
 def fill_template(
-    name: str, settings: Sequence[str], project: Project, *, complete: bool,
-    request: Callable[..., SubmitSettings] = lambda options, fit: options,
-) -> Template:  # fmt: skip
+    name: str,
+    settings: Sequence[str],
+    project: Project,
+    *,
+    complete: bool,
+    request: AddRequest = _add_nothing,
+) -> Template:
     """Return a template filled in with ``KEY=VALUE`` texts and, for other keys, from the project file.
 
-    ``complete``: refuse missing required values. ``request``: adds cores and memory to these options, and with ``fit``
-    lowers their GPUs to those of a node.
+    ``complete``: refuse missing required values.
     """
-    texts = {one.name: one.text for one in list_templates()}
+    texts = {template.name: template.text for template in list_templates()}
     name = name.removesuffix(_ENDING)
     if name not in texts:
         why = f"templates are {', '.join(texts)}"
         raise BadInput(f"there is no template {name!r}", why=why, fix="badcjobs template")
-    known, said = {key.name for key in keys_of(texts[name])}, {one.partition("=")[0].strip() for one in settings}
-    words = [word for key, word in _from_project(project) if key in known and key not in said]
-    given = parse_settings(texts[name], [*words, *settings], name, complete=complete)
-    if {"gpus-per-node", "cpus-per-task", "mem"} <= known:
-        (usual,) = [key.value for key in keys_of(texts[name]) if key.name == "gpus-per-node"]
-        gpus = sbatch.count_gpus({"gpus-per-node": given.get("gpus-per-node", [usual])[0]})
-        cpus = int(given.get("cpus-per-task", ["0"])[0]) or None
-        options = request(SubmitSettings(gpus_per_task=gpus, cpus=cpus), fit="gpus-per-node" not in given)
-        more = [("gpus-per-node", options.gpus_per_task), ("cpus-per-task", options.cpus), ("mem", options.mem)]
-        given = {key: [str(value)] for key, value in more if value is not None} | given
-    return Template(name, fill(texts[name], given))
+    text = texts[name]
+    keys = {key.name: key for key in keys_of(text)}
+    named = {setting.partition("=")[0].strip() for setting in settings}
+    usual = [f"{key}={value}" for key, value in _from_project(project) if key in keys and key not in named]
+    values = parse_settings(text, [*usual, *settings], name, complete=complete)
+    if {"gpus-per-node", "cpus-per-task", "mem"} <= keys.keys():
+        values = _usual_request(values, keys["gpus-per-node"].value, request) | values
+    return Template(name, fill(text, values))
+
+
+def _usual_request(values: Values, usual_gpus: str, request: AddRequest) -> dict[str, list[str]]:
+    """Return GPUs, cores and memory for the workers of these values."""
+    gpus = sbatch.count_gpus({"gpus-per-node": values.get("gpus-per-node", [usual_gpus])[0]})
+    cpus = int(values["cpus-per-task"][0]) if "cpus-per-task" in values else None
+    options = request(SubmitSettings(gpus_per_task=gpus, cpus=cpus), fit="gpus-per-node" not in values)
+    wanted = {"gpus-per-node": options.gpus_per_task, "cpus-per-task": options.cpus, "mem": options.mem}
+    return {key: [str(value)] for key, value in wanted.items() if value is not None}
 
 
 def _from_project(project: Project) -> Iterator[tuple[str, str]]:
-    """Yield the keys of templates that the project file sets, each with its ``KEY=VALUE``."""
-    for key, ours in sbatch.OF_SUBMIT.items():
-        if (value := project.get("submit", ours)) is not None:
-            yield key, f"{key}={value}"
-    if (tasks := project.get("submit", "tasks")) is not None:
-        parallel = project.get("submit", "parallel")
-        yield "array", f"array=0-{tasks - 1}" + (f"%{parallel}" if parallel else "")
-    yield from (("setup", f"setup={line}") for line in project.get("submit", "setup") or ())
+    """Yield the keys of templates that the project file sets, each with its value."""
+    for key, setting in sbatch.OF_SUBMIT.items():
+        value = project.get("submit", setting)
+        if value is not None:
+            yield key, value
+    tasks = project.get("submit", "tasks")
+    parallel = project.get("submit", "parallel")
+    if tasks is not None:
+        yield "array", f"0-{tasks - 1}%{parallel}" if parallel else f"0-{tasks - 1}"
+    for line in project.get("submit", "setup") or ():
+        yield "setup", line
     sources: Sequence[str] = project.get("run", "source") or ()
     if len(sources) == 1:
-        yield "source", f"source={sources[0]}"
-    if (out := project.get("run", "out")) is not None:
-        yield "out", f"out={out}"
+        yield "source", sources[0]
+    out = project.get("run", "out")
+    if out is not None:
+        yield "out", out
 
 
 def write_new(path: Path, text: str, fix: str = "") -> None:
@@ -118,8 +149,7 @@ def write_new(path: Path, text: str, fix: str = "") -> None:
         raise cannot_write(path, error) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """A value that can be set in a template."""
 
     name: str
@@ -145,7 +175,7 @@ def keys_of(text: str) -> tuple[Key, ...]:
     return tuple(keys)
 
 
-def parse_settings(text: str, given: Sequence[str], name: str, *, complete: bool) -> dict[str, list[str]]:
+def parse_settings(text: str, settings: Sequence[str], name: str, *, complete: bool) -> dict[str, list[str]]:
     """Parse ``KEY=VALUE`` texts for a template; unknown, repeated and wrong ones are refused in one message.
 
     ``complete``: missing required values are refused as well.
@@ -153,60 +183,90 @@ def parse_settings(text: str, given: Sequence[str], name: str, *, complete: bool
     keys = {key.name: key for key in keys_of(text)}
     values: dict[str, list[str]] = {}
     mistakes = []
-    for one in given:
-        word, equals, value = one.partition("=")
+    for setting in settings:
+        word, equals, value = setting.partition("=")
         key = word.strip().replace("_", "-")
         if not equals:
-            mistakes.append(f"--set {one} has no value; write --set {word}=…")
+            mistakes.append(f"--set {setting} has no value; write --set {word}=…")
         elif key not in keys:
-            mistakes.append(f"--set {one}: {name} has no key {word!r}")
+            mistakes.append(f"--set {setting}: {name} has no key {word!r}")
         elif key in values and not keys[key].several:
-            mistakes.append(f"--set {one}: {key} is given twice")
+            mistakes.append(f"--set {setting}: {key} is given twice")
         elif not value or not value.isprintable():
             mistakes.append(f"--set {word}: {value!r} cannot be written in a line of a script")
+        elif key == "args" and not _can_be_split(value):
+            mistakes.append(f"--set args={value}: No closing quotation")
         else:
-            try:
-                shlex.split(value if key == "args" else "")
-                values.setdefault(key, []).append(value)
-            except ValueError as error:  # a quotation mark that is not closed
-                mistakes.append(f"--set args={value}: {error}")
+            values.setdefault(key, []).append(value)
     missing = [key.name for key in keys.values() if key.required and key.name not in values]
     if complete and missing:
         mistakes.append(f"missing: {', '.join(missing)}")
-    keys_line = [f"keys of {name}: {', '.join(keys)}"] if mistakes else []
     wrong = wrong_values(keys, values)
-    mistakes = [*(sentence for _, _, sentence in wrong), *mistakes]
-    if mistakes:  # the line to try has the right values (the first for a repeated key) and the missing keys
-        right = values | {key: [_first_of(example)] for key, example, _ in wrong}
-        words = [f"--set {shlex.quote(f'{key}={value}')}" for key, several in right.items() for value in several]
-        words += [f"--set {key}=…" for key in missing]
-        raise BadInput(
-            mistakes[0] if len(mistakes) == 1 else f"the template {name} cannot be filled in with these values",
-            why="\n".join([*(mistakes if len(mistakes) > 1 else []), *keys_line]) or None,
-            fix=" ".join(["badcjobs template", name, *words])
-            + ("" if words else "   (shows the script with all its keys)"),
-        )
+    if wrong or mistakes:
+        raise _refusal(name, keys, values, wrong, mistakes, missing)
     return values
 
 
-def fill(text: str, values: Mapping[str, Sequence[str]]) -> str:
+def _can_be_split(text: str) -> bool:
+    try:
+        shlex.split(text)
+    except ValueError:  # a quotation mark that is not closed
+        return False
+    return True
+
+
+def _refusal(
+    name: str,
+    keys: Mapping[str, Key],
+    values: Values,
+    wrong: Sequence[WrongValue],
+    mistakes: Sequence[str],
+    missing: Sequence[str],
+) -> WrongValues:
+    """Return the error; its line to try has the right values (the first of a repeated key) and the missing keys."""
+    reasons = [*(value.message for value in wrong), *mistakes]
+    what = reasons[0]
+    why = [f"keys of {name}: {', '.join(keys)}"] if mistakes else []
+    if len(reasons) > 1:
+        what = f"the template {name} cannot be filled in with these values"
+        why = [*reasons, *why]
+    right = {**values, **{value.key: [_first_of(value.example)] for value in wrong}}
+    words = [f"--set {shlex.quote(f'{key}={value}')}" for key, several in right.items() for value in several]
+    words += [f"--set {key}=…" for key in missing]
+    line = " ".join(["badcjobs template", name, *words])
+    fix = line if words else f"{line}   (shows the script with all its keys)"
+    keys_wrong = [*missing, *(value.key for value in wrong)]
+    return WrongValues(keys_wrong, what, why="\n".join(why) or None, fix=fix)
+
+
+def fill(text: str, values: Values) -> str:
     """Return the script with these values; everything else stays unchanged."""
     lines: list[str] = []
     in_args = False
     for line in text.splitlines():
-        if in_args and line == _ARGS_END:
+        if line == _ARGS_BEGIN:
+            in_args = True
+        elif in_args and line == _ARGS_END:
+            in_args = False
             lines += [f"    {shlex.quote(word)}" for value in values.get("args", ()) for word in shlex.split(value)]
-        in_args = line == _ARGS_BEGIN or (in_args and line != _ARGS_END)
         if line.startswith(_SETUP_BEFORE):
-            lines += [one for one in values.get("setup", ()) if one not in lines]  # a site's template may have it
-        if (option := _OPTION.fullmatch(line)) and option["key"] in values:
-            line = f"#SBATCH --{option['key']}={shlex.quote(values[option['key']][0])}"
-        elif (variable := _VARIABLE.fullmatch(line)) and (key := variable["name"].lower()) in values:
-            # These characters are special to the shell inside double quotes and braces.
-            value = re.sub(r'[\\"$`}]', lambda letter: "\\" + letter[0], values[key][0]).replace("'", '"\'"')
-            line = f': "${{{variable["name"]}:={value}}}"'
-        lines.append(line)
+            lines += [own for own in values.get("setup", ()) if own not in lines]  # a site's template may have it
+        lines.append(_fill_line(line, values))
     return "\n".join(lines) + "\n"
+
+
+def _fill_line(line: str, values: Values) -> str:
+    """Return a line with the value of its key, if there is one."""
+    option = _OPTION.fullmatch(line)
+    if option and option["key"] in values:
+        return f"#SBATCH --{option['key']}={shlex.quote(values[option['key']][0])}"
+    variable = _VARIABLE.fullmatch(line)
+    if variable and variable["name"].lower() in values:
+        value = values[variable["name"].lower()][0]
+        # These characters are special to the shell inside double quotes and braces.
+        escaped = re.sub(r'[\\"$`}]', lambda letter: "\\" + letter[0], value).replace("'", '"\'"')
+        return f': "${{{variable["name"]}:={escaped}}}"'
+    return line
 
 
 def _is_range_of_nodes(text: str) -> bool:
@@ -239,29 +299,45 @@ _KINDS: dict[str, tuple[str, str, Callable[[str], object]]] = {
 _PATHS = ("source", "out", "image", "badcjobs", "apptainer")
 
 
-def wrong_values(keys: Mapping[str, Key], values: Mapping[str, Sequence[str]]) -> list[tuple[str, str, str]]:
-    """Return key, example and message for every value that sbatch or the template would not accept."""
-    checked = [(name, value, _check_value(keys[name], value)) for name, given in values.items() for value in given]
-    together = {name: values[name][0] if name in values else key.value for name, key in keys.items()}
-    which = next((name for name in ("time", "signal") if name in values), None)
-    if which and together.keys() >= {"time", "signal"} and not any(wrong for _, _, wrong in checked):
-        time, warning = together["time"], together["signal"]  # the warning must come before the end
-        time_s, lead_s = sbatch.parse_limit(time) or 0, sbatch.parse_signal(warning).lead_s
-        less = f"fewer seconds than the {time_s:,} of its time limit, {time}", f"{warning.partition('@')[0]}@180"
+class WrongValue(NamedTuple):
+    """A value that sbatch or the template would not accept."""
+
+    key: str
+    example: str
+    message: str
+
+
+def wrong_values(keys: Mapping[str, Key], values: Values) -> list[WrongValue]:
+    """Return the values that sbatch or the template would not accept."""
+    wrong = []
+    for name, several in values.items():
+        for value in several:
+            reason = _check_value(keys[name], value)
+            if reason is not None:
+                wrong.append(_wrong_value(name, value, *reason))
+    return wrong or _check_warning(keys, values)
+
+
+def _wrong_value(key: str, value: str, expected: str, example: str) -> WrongValue:
+    return WrongValue(key, example, f"--set {key}={value}: must be {expected}, such as {example}")
+
+
+def _check_warning(keys: Mapping[str, Key], values: Values) -> list[WrongValue]:
+    """Check that the early warning comes before the end."""
+    if not {"time", "signal"} <= keys.keys() or values.keys().isdisjoint({"time", "signal"}):
+        return []
+    time = values["time"][0] if "time" in values else keys["time"].value
+    warning = values["signal"][0] if "signal" in values else keys["signal"].value
+    time_s = sbatch.parse_limit(time) or 0
+    lead_s = sbatch.parse_signal(warning).lead_s
+    if time_s > lead_s:
+        return []
+    if "time" in values:
+        expected = f"more than the {lead_s} s of its early warning (this is {time_s // 60} min)"
         longer = f"{max(2, lead_s // 3600 + 2)}:00:00"  # the warning comes after more than an hour
-        more = f"more than the {lead_s} s of its early warning (this is {time_s // 60} min)", longer
-        if time_s <= lead_s:
-            checked.append((which, together[which], less if which == "signal" else more))
-    return [
-        (name, wrong[1], f"--set {name}={value}: must be {wrong[0]}, such as {wrong[1]}")
-        for name, value, wrong in checked
-        if wrong
-    ]
-
-
-def example_of(option: str) -> str | None:
-    """Return an example value of an sbatch option; None: its values are not checked here."""
-    return _first_of(_KINDS[option][1]) if option in _KINDS else None
+        return [_wrong_value("time", time, expected, longer)]
+    expected = f"fewer seconds than the {time_s:,} of its time limit, {time}"
+    return [_wrong_value("signal", warning, expected, f"{warning.partition('@')[0]}@180")]
 
 
 def _first_of(examples: str) -> str:
@@ -274,13 +350,14 @@ def _check_value(key: Key, value: str) -> tuple[str, str] | None:
         return "a path without ~, because the shell does not expand it there", "/path/to" + value[1:]
     if key.name not in _KINDS:
         return None
-    wanted, example, read = _KINDS[key.name]
-    with suppress(ValueError):
-        if read(value):
-            wanted = ""
-    if wanted:
-        return wanted, example
-    if key.name == "array" and (instead := sbatch.suggest_range(sbatch.parse_array(value))):
+    expected, example, is_right = _KINDS[key.name]
+    try:
+        if not is_right(value):
+            return expected, example
+    except ValueError:
+        return expected, example
+    instead = sbatch.suggest_range(sbatch.parse_array(value)) if key.name == "array" else None
+    if instead:
         return "a range, because Slurm does not pass a list to its tasks", instead
     form = r"[^<>\s]+".join(re.escape(part) for part in _PLACEHOLDER.split(key.value))
     if key.required and not re.fullmatch(form, value):

@@ -4,27 +4,76 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from typing import NamedTuple
 
 from badcjobs.errors import BadInput
 from badcjobs.model import Allocation, ArrayShape, Device, InventoryDevice
+from badcjobs.seams import Environ
 
 log = logging.getLogger(__name__)
 
-CUDA, ROCR, HIP = "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"
-Variables = Mapping[str, str]  # of the environment
+CUDA = "CUDA_VISIBLE_DEVICES"
+ROCR = "ROCR_VISIBLE_DEVICES"
+HIP = "HIP_VISIBLE_DEVICES"
+Inventory = Sequence[InventoryDevice]
 ALLOCATED = ("SLURM_", CUDA, "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES", ROCR, HIP)  # the start of their names
 
 
-def is_in_slurm(environ: Variables) -> bool:
+# Variables of a job, which are wrong in another one.
+_OF_A_JOB = re.compile(r"(SLURMD?|SBATCH|SRUN|SALLOC)_|(CUDA|ROCR|HIP)_VISIBLE_DEVICES$|GPU_DEVICE_ORDINAL$")
+_CONFIGURATION = "SLURM_CONF"  # of Slurm itself, not of a job
+# Options that sbatch reads from its environment; they override the lines of a script.
+_SBATCH_OPTIONS = {
+    "SBATCH_ACCOUNT": "account",
+    "SBATCH_ARRAY_INX": "array",
+    "SBATCH_CONSTRAINT": "constraint",
+    "SBATCH_GPUS": "gpus",
+    "SBATCH_GPUS_PER_NODE": "gpus-per-node",
+    "SBATCH_GPUS_PER_TASK": "gpus-per-task",
+    "SBATCH_GRES": "gres",
+    "SBATCH_MEM_PER_NODE": "mem",
+    "SBATCH_OPEN_MODE": "open-mode",
+    "SBATCH_PARTITION": "partition",
+    "SBATCH_SIGNAL": "signal",
+    "SBATCH_TIMELIMIT": "time",
+}
+
+
+def is_in_slurm(environ: Environ) -> bool:
     """Return whether this process runs inside a Slurm job."""
     return bool(environ.get("SLURM_ARRAY_JOB_ID") or environ.get("SLURM_JOB_ID"))
 
 
-def parse_allocation(environ: Variables, *, hostname: str, pid: int, started_at_ms: int) -> Allocation:
+def own_job_id(environ: Environ) -> str | None:
+    """Return the job number of this array task, which is not that of the array; None: outside Slurm."""
+    return environ.get("SLURM_JOB_ID")
+
+
+def node_name(environ: Environ, hostname: str) -> str:
+    """Return the name of this node in Slurm, else that of the machine."""
+    return environ.get("SLURMD_NODENAME") or hostname
+
+
+def local_folder(environ: Environ) -> str | None:
+    """Return the folder for temporary files on this node; None: no variable names one."""
+    return environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or None
+
+
+def without_job(environ: Environ) -> dict[str, str]:
+    """Return the variables that another job may inherit."""
+    return {name: value for name, value in environ.items() if name == _CONFIGURATION or not _OF_A_JOB.match(name)}
+
+
+def sbatch_options(environ: Environ) -> dict[str, str]:
+    """Return the options that sbatch would read from these variables, by their long names."""
+    return {option: environ[name] for name, option in _SBATCH_OPTIONS.items() if environ.get(name)}
+
+
+def parse_allocation(environ: Environ, *, hostname: str, pid: int, started_at_ms: int) -> Allocation:
     """Return the allocation of this process, from its environment variables."""
     # SLURM_JOB_ID differs between the tasks of an array; SLURM_ARRAY_JOB_ID is the number that sbatch printed.
     job_id = environ.get("SLURM_ARRAY_JOB_ID") or environ.get("SLURM_JOB_ID")
@@ -32,7 +81,7 @@ def parse_allocation(environ: Variables, *, hostname: str, pid: int, started_at_
         in_slurm=bool(job_id),
         job_id=job_id or f"local{started_at_ms}-{pid}",
         node=hostname,
-        local_dir=environ.get("SLURM_TMPDIR") or environ.get("TMPDIR") or None,
+        local_dir=local_folder(environ),
         facts={name: value for name, value in sorted(environ.items()) if name.startswith(ALLOCATED)},
         started_at_ms=started_at_ms,
     )
@@ -45,7 +94,7 @@ def parse_allocation(environ: Variables, *, hostname: str, pid: int, started_at_
         array_indices = first, last, _number(environ, "SLURM_ARRAY_TASK_STEP") or 1, count
     return replace(
         base,
-        node=environ.get("SLURMD_NODENAME") or hostname,
+        node=node_name(environ, hostname),
         restart=_number(environ, "SLURM_RESTART_COUNT") or 0,
         array_index=array_index,
         array_indices=array_indices,
@@ -56,7 +105,7 @@ def parse_allocation(environ: Variables, *, hostname: str, pid: int, started_at_
     )
 
 
-def _number(environ: Variables, name: str) -> int | None:
+def _number(environ: Environ, name: str) -> int | None:
     text = environ.get(name, "").strip()
     number = _whole_number(text)
     if text and number is None:
@@ -89,37 +138,19 @@ def array_shape(allocation: Allocation) -> ArrayShape | None:
         return None
     first, last, step, count = allocation.array_indices
     shape = ArrayShape(first, max(step, 1), count)
-    return shape if shape.position_of(last) == count - 1 else None  # a list such as 1,2,5 has step 1
+    if shape.position_of(last) != count - 1:  # a list such as 1,2,5 has step 1
+        return None
+    return shape
 
 
 def find_place(allocation: Allocation, frozen: ArrayShape | None) -> ShardPlace:
     """Return the shard of this task; ``frozen`` is the array's shape in run.toml (None: the run has no array)."""
-    tasks, procid = allocation.step_tasks, allocation.procid
+    tasks = allocation.step_tasks
+    procid = allocation.procid
     if allocation.array_index is None:
         return ShardPlace(procid, tasks)
-    if frozen is None and allocation.array_indices is None:
-        raise BadInput(
-            f"the shape of the array of task {allocation.job_id}_{allocation.array_index} is unknown",
-            why="SLURM_ARRAY_TASK_MIN, _MAX and _COUNT are not set",
-            fix="badcjobs run … --shard I/N   (I from 0)",
-        )
-    if frozen is None and allocation.array_indices is not None and array_shape(allocation) is None:
-        first, last, step, count = allocation.array_indices
-        # It may be evenly spaced, but a task cannot tell: Slurm sets the same variables for 1,3,5,7 and 1,2,6,7.
-        apart, rest = divmod(last - first, max(count - 1, 1))
-        same = "" if rest else f"if evenly spaced: --array={ArrayShape(first, apart, count)}; "
-        raise BadInput(
-            "the indices of this array are a list, and Slurm does not report the indices of a list to its tasks",
-            why="the first task of a run computes the shards from the first index, the step and the count; here Slurm"
-            f" reports only indices from {first} to {last}, {count} tasks and a step of {step}",
-            fix=f"sbatch --array=0-{count - 1} …   ({same}later, you can submit any of these indices again)",
-        )
     if frozen is None:
-        raise BadInput(
-            f"array task {allocation.job_id}_{allocation.array_index} cannot join a run that started without an array",
-            why="the first task of a run defines the shards; according to run.toml it took all sources",
-            fix="badcjobs run … --shard I/N   (I from 0), or another --out for a new run",
-        )
+        raise _no_shape(allocation)
     position = frozen.position_of(allocation.array_index)
     if position is None:
         raise BadInput(
@@ -127,7 +158,42 @@ def find_place(allocation: Allocation, frozen: ArrayShape | None) -> ShardPlace:
             why="the first task saved the array's shape in run.toml, so that the shards stay the same",
             fix=f"sbatch --array={frozen} …   (or a part of it), or use another --out for a new run",
         )
-    return ShardPlace(position * tasks + procid, frozen.count * tasks, position, frozen.count, procid, tasks)
+    return ShardPlace(
+        index=position * tasks + procid,
+        count=frozen.count * tasks,
+        position=position,
+        positions=frozen.count,
+        step_index=procid,
+        step_count=tasks,
+    )
+
+
+def _no_shape(allocation: Allocation) -> BadInput:
+    """Return why an array task does not know its shard without the shape in run.toml."""
+    if allocation.array_indices is None:
+        return BadInput(
+            f"the shape of the array of task {allocation.job_id}_{allocation.array_index} is unknown",
+            why="SLURM_ARRAY_TASK_MIN, _MAX and _COUNT are not set",
+            fix="badcjobs run … --shard I/N   (I from 0)",
+        )
+    if array_shape(allocation) is None:
+        first, last, step, count = allocation.array_indices
+        # It may be evenly spaced, but a task cannot tell: Slurm sets the same variables for 1,3,5,7 and 1,2,6,7.
+        distance, rest = divmod(last - first, max(count - 1, 1))
+        same = ""
+        if rest == 0:
+            same = f"if evenly spaced: --array={ArrayShape(first, distance, count)}; "
+        return BadInput(
+            "the indices of this array are a list, and Slurm does not report the indices of a list to its tasks",
+            why="the first task of a run computes the shards from the first index, the step and the count; here Slurm"
+            f" reports only indices from {first} to {last}, {count} tasks and a step of {step}",
+            fix=f"sbatch --array=0-{count - 1} …   ({same}later, you can submit any of these indices again)",
+        )
+    return BadInput(
+        f"array task {allocation.job_id}_{allocation.array_index} cannot join a run that started without an array",
+        why="the first task of a run defines the shards; according to run.toml it took all sources",
+        fix="badcjobs run … --shard I/N   (I from 0), or another --out for a new run",
+    )
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
@@ -141,35 +207,47 @@ _REQUESTS = (
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")  # 2(x3),1: two tasks on each of three nodes, one on the fourth
 
 
-def requested_memory_bytes(facts: Variables) -> int | None:
+def requested_memory_bytes(facts: Environ) -> int | None:
     """Return the memory that the job requested; None: not known, or all of the node (--mem=0)."""
     for size_name, count_name in _REQUESTS:
         size_mib = _whole_number(facts.get(size_name, ""))
-        if size_mib is not None:
-            many = 1 if count_name is None else _whole_number(facts.get(count_name, ""))
-            return size_mib * 2**20 * many if size_mib and many else None
+        if size_mib is None:
+            continue
+        units: int | None = 1
+        if count_name is not None:
+            units = _whole_number(facts.get(count_name, ""))
+        return size_mib * 2**20 * (units or 0) or None
     return None
 
 
-def own_memory_bytes(facts: Variables) -> int | None:
+def own_memory_bytes(facts: Environ) -> int | None:
     """Return this task's part of the requested memory: the tasks of a step share it on each node."""
-    requested_bytes = requested_memory_bytes(facts)
     for name, _ in _REQUESTS:
-        if (text := facts.get(name, "").strip()) and _whole_number(text) is None:
+        text = facts.get(name, "").strip()
+        if text and _whole_number(text) is None:
             log.warning("%s=%s is not a whole number from 0: this request for memory is not known", name, text)
+    requested_bytes = requested_memory_bytes(facts)
     if requested_bytes is None:
         return None
-    groups = _TASKS.findall(facts.get("SLURM_STEP_TASKS_PER_NODE", ""))
-    by_node = [int(tasks) for tasks, nodes in groups for _ in range(int(nodes or 1))]
+    return requested_bytes // _tasks_on_this_node(facts)
+
+
+def _tasks_on_this_node(facts: Environ) -> int:
+    """Return how many tasks of the step share this node; 1 outside steps, or if the number is not known."""
     node = _whole_number(facts.get("SLURM_NODEID", "")) or 0
-    # Outside steps, or if the number of tasks is not known, this is the only task.
-    return requested_bytes // (max(1, by_node[node]) if node < len(by_node) else 1)
+    for tasks, nodes in _TASKS.findall(facts.get("SLURM_STEP_TASKS_PER_NODE", "")):
+        node -= int(nodes or 1)
+        if node < 0:
+            return max(1, int(tasks))
+    return 1
 
 
 def _whole_number(text: str) -> int | None:
     """Return the number; None for any other text, which must not end a job."""
     text = text.strip()
-    return int(text) if text.isascii() and text.isdecimal() else None
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    return None
 
 
 # --- the end time -----------------------------------------------------------------------------------------------------
@@ -178,8 +256,7 @@ END_VARIABLE = "SLURM_JOB_END_TIME"  # only newer versions of Slurm set it
 _LONGEST_S = 100 * 366 * 86_400  # a later date is a number that means "no limit"
 
 
-@dataclass(frozen=True, slots=True)
-class EndTime:
+class EndTime(NamedTuple):
     """The time at which the job must end, and its source."""
 
     at_ms: int
@@ -193,20 +270,21 @@ def parse_end(text: str, source: str, now_ms: int) -> EndTime | None:
     start of the job, so it can be in the past after ``scontrol update TimeLimit=…``. With several lines (a
     heterogeneous job, a banner) the earliest end counts.
     """
-    found = []
-    for line in map(str.strip, text.splitlines()):
-        at_s: float | None = _whole_number(line)
-        with suppress(ValueError, OverflowError, OSError):
-            at_s = datetime.fromisoformat(line).timestamp() if at_s is None and "T" in line else at_s
+    ends_ms = []
+    for line in text.splitlines():
+        at_s = _parse_time(line.strip())
         if at_s is not None and now_ms < at_s * 1000 <= now_ms + _LONGEST_S * 1000:
-            found.append(round(at_s * 1000))
-    return EndTime(min(found), source) if found else None
+            ends_ms.append(round(at_s * 1000))
+    if not ends_ms:
+        return None
+    return EndTime(min(ends_ms), source)
 
 
-def end_time_command(allocation: Allocation) -> list[str]:
-    """Return the squeue command for the end time of this task only, not of its whole array."""
-    index = "" if allocation.array_index is None else f"_{allocation.array_index}"
-    return ["squeue", "-h", "-j", f"{allocation.job_id}{index}", "-o", "%e"]
+def _parse_time(text: str) -> float | None:
+    if "T" in text:
+        with suppress(ValueError, OverflowError, OSError):
+            return datetime.fromisoformat(text).timestamp()
+    return _whole_number(text)
 
 
 # --- the devices granted to this task -------------------------------------------------------------------------------
@@ -216,8 +294,7 @@ _SLURM_LISTS = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")  # the step's list first
 _NONE = ("", "-1", "NoDevFiles")  # values that mean: no device
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class Grant(NamedTuple):
     """The devices of this task, in the order of their tokens, and the reason."""
 
     devices: tuple[Device, ...]
@@ -226,70 +303,73 @@ class Grant:
     def for_work(self) -> Grant:
         """Return the devices that a detector can use; those of other vendors can only be recorded."""
         usable = tuple(device for device in self.devices if device.vendor in VISIBLE)
-        others = [f"; {device.name} can be recorded, but detectors use only NVIDIA and AMD GPUs"
-                  for device in self.devices if device not in usable]  # fmt: skip
-        return Grant(usable, self.why + "".join(others))
+        why = self.why
+        for device in self.devices:
+            if device not in usable:
+                why += f"; {device.name} can be recorded, but detectors use only NVIDIA and AMD GPUs"
+        return Grant(usable, why)
 
 
-def as_device(token: str, found: InventoryDevice, why: str) -> Device:
+def as_device(token: str, listed: InventoryDevice, why: str) -> Device:
     """Return a device of the inventory as a granted one, or (with an empty token) as one that is not granted."""
-    facts = asdict(found)
+    facts = asdict(listed)
     del facts["slice"]
     return Device(token, why, **facts)
 
 
-def resolve_devices(environ: Variables, inventory: Sequence[InventoryDevice] | None, *, in_slurm: bool) -> Grant:
+def resolve_devices(environ: Environ, inventory: Inventory | None, *, in_slurm: bool) -> Grant:
     """Map the visible tokens to devices; ``inventory`` is None if no reader works."""
     # If Slurm does not know the vendor of its GPUs, it sets the lists of all vendors: CUDA is the most likely one.
-    only_rocm = CUDA not in environ and (ROCR in environ or HIP in environ)
-    amd = inventory[0].vendor == "amd" if inventory else only_rocm
-    variable = ROCR if amd else CUDA
-    grant: Grant | None = None
-    if not amd and CUDA in environ:
+    is_amd = CUDA not in environ and (ROCR in environ or HIP in environ)
+    if inventory:
+        is_amd = inventory[0].vendor == "amd"
+    grant = None
+    if is_amd:
+        grant = _read_rocm_lists(environ, inventory)
+    elif CUDA in environ:
         # Devices of other vendors have no number in CUDA's list.
-        grant = _read_cuda_list(environ[CUDA], inventory if not inventory or inventory[0].vendor in VISIBLE else None)
-    if amd:
-        hip = HIP if HIP in environ else CUDA
-        pool = None if inventory is None else [as_device(str(d.index), d, "") for d in inventory]
-        if ROCR in environ:
-            grant = _narrow(ROCR, environ[ROCR], pool)
-            pool = list(grant.devices)
-        if hip in environ:
-            before = "" if grant is None else f"{grant.why}; "
-            inner = _narrow(hip, environ[hip], pool, by_position=grant is not None)
-            grant = Grant(inner.devices, before + inner.why)
-    grant = grant or _without_list(variable, inventory, in_slurm=in_slurm)
-    many, why = len(grant.devices), [grant.why]
+        is_listed = not inventory or inventory[0].vendor in VISIBLE
+        grant = _read_cuda_list(environ[CUDA], inventory if is_listed else None)
+    variable = ROCR if is_amd else CUDA
+    if grant is None:
+        grant = _without_list(variable, inventory, in_slurm=in_slurm)
+    notes = _explain_variables(environ, variable, len(grant.devices))
+    return Grant(grant.devices, "; ".join([grant.why, *notes]))
+
+
+def _explain_variables(environ: Environ, variable: str, granted: int) -> Iterator[str]:
+    """Yield why other variables name other devices, or another number of devices."""
     name = next((name for name in _SLURM_LISTS if environ.get(name)), None)
-    if name is not None and not many:
-        why.append(f"{name} is {environ[name]}, but this step has no GPU")
+    if name is not None and not granted:
+        yield f"{name} is {environ[name]}, but this step has no GPU"
     elif name is not None and environ[name] != environ.get(variable):
-        why.append(f"{name}={environ[name]} has the physical numbers of the node")
+        yield f"{name}={environ[name]} has the physical numbers of the node"
     on_node = environ.get("SLURM_GPUS_ON_NODE", "")
-    if on_node and on_node != str(many):  # not always a number: typed GPUs are counted as a100:1
-        why.append(f"SLURM_GPUS_ON_NODE={on_node} counts all tasks of the step on this node")
-    shown = environ.get("NVIDIA_VISIBLE_DEVICES")
-    if shown is not None and not (many and shown == "all"):  # CUDA's container images set it to all
-        why.append(f"NVIDIA_VISIBLE_DEVICES={shown} is for container runtimes and is ignored")
-    return Grant(grant.devices, "; ".join(why))
+    if on_node and on_node != str(granted):  # not always a number: typed GPUs are counted as a100:1
+        yield f"SLURM_GPUS_ON_NODE={on_node} counts all tasks of the step on this node"
+    container_list = environ.get("NVIDIA_VISIBLE_DEVICES")
+    is_usual = container_list == "all" and granted  # CUDA's container images set it to all
+    if container_list is not None and not is_usual:
+        yield f"NVIDIA_VISIBLE_DEVICES={container_list} is for container runtimes and is ignored"
 
 
-def _without_list(variable: str, inventory: Sequence[InventoryDevice] | None, *, in_slurm: bool) -> Grant:
+def _without_list(variable: str, inventory: Inventory | None, *, in_slurm: bool) -> Grant:
     if in_slurm:
         return Grant((), f"inside a Slurm job and {variable} is not set: Slurm granted no GPU")
     if not inventory:
         return Grant((), "no GPU was found on this machine")
     in_mig_mode = {device.parent_uuid for device in inventory}
-    found = []
+    devices = []
     for device in inventory:
         if device.uuid in in_mig_mode:
             continue  # programs use the slices of a card in MIG mode
-        token, where = str(device.index), f"index {device.index} → {device.uuid}"
+        token = str(device.index)
+        way = f"index {device.index} → {device.uuid}"
         if device.parent_uuid is not None:
             token = device.uuid if device.slice is None else f"MIG-{device.parent_uuid}/{device.slice}"
-            where = f"index {device.index} → {device.parent_uuid}, in MIG mode: slice {device.slice} → {device.uuid}"
-        found.append(as_device(token, device, f"{where}; {variable} is not set, outside Slurm: all devices"))
-    return Grant(tuple(found), f"{variable} is not set and this is not a Slurm job: all devices of the machine")
+            way = f"index {device.index} → {device.parent_uuid}, in MIG mode: slice {device.slice} → {device.uuid}"
+        devices.append(as_device(token, device, f"{way}; {variable} is not set, outside Slurm: all devices"))
+    return Grant(tuple(devices), f"{variable} is not set and this is not a Slurm job: all devices of the machine")
 
 
 # --- CUDA's list ------------------------------------------------------------------------------------------------------
@@ -302,96 +382,128 @@ _OLD_SLICE = re.compile(r"MIG-(GPU-[^/]+)/([0-9]+)/([0-9]+)")  # the only names 
 _WITHOUT_SLICES = "nvidia-smi"  # this backend lists only cards
 
 
-def _read_cuda_list(value: str, inventory: Sequence[InventoryDevice] | None) -> Grant:
+def _read_cuda_list(value: str, inventory: Inventory | None) -> Grant:
     if value.strip() in _NONE:
         return Grant((), f"{CUDA}={value!r} grants no device")
     tokens = [token.strip() for token in value.split(",")]
-    found: list[Device] = []
+    kind = next((kind for kind in (_INDEX, _UUID) if kind.match(tokens[0])), None)  # all tokens are of one kind
+    devices: list[Device] = []
     for token in tokens:
-        device = None
-        if any(kind.match(token) and kind.match(tokens[0]) for kind in (_INDEX, _UUID)):  # as the first token
-            unread = f"token {token}, from {CUDA}={value}; not looked up: no driver library"
-            device = Device(token, unread) if inventory is None else _look_up(token, inventory)
-        if device is None and inventory is not None:
-            rest = f"stops at {token!r}, which is not a device here (CUDA stops there too)"
-            return Grant(tuple(found), f"{CUDA}={value} {rest}")
+        if kind is None or not kind.match(token):
+            break
+        device = _look_up(token, value, inventory)
         if device is None:
             break
-        if any(_identity(device) == _identity(other) for other in found):
+        if any(_identity(device) == _identity(earlier) for earlier in devices):
             return Grant((), f"{CUDA}={value} contains {token} twice: CUDA then shows no device")
-        found.append(device)
-    unread = "; the devices cannot be read here, so the tokens are used unchanged" if inventory is None else ""
-    return Grant(tuple(found), f"{CUDA}={value}{unread}")
+        devices.append(device)
+    why = f"{CUDA}={value}"
+    if inventory is None:
+        why += "; the devices cannot be read here, so the tokens are used unchanged"
+    elif len(devices) < len(tokens):
+        why += f" stops at {tokens[len(devices)]!r}, which is not a device here (CUDA stops there too)"
+    return Grant(tuple(devices), why)
 
 
-def _look_up(token: str, inventory: Sequence[InventoryDevice]) -> Device | None:
-    found = _find(token, inventory)
-    if found is None:
+def _look_up(token: str, value: str, inventory: Inventory | None) -> Device | None:
+    """Return the device of one token of the list ``value``."""
+    if inventory is None:
+        return Device(token, f"token {token}, from {CUDA}={value}; not looked up: no driver library")
+    device = _find(token, inventory)
+    if device is None:
         # The reader does not list slices: grant the slice anyway, and select it by its token.
-        no_slices = bool(inventory) and all(device.backend == _WITHOUT_SLICES for device in inventory)
-        why = f"token {token}, from {CUDA}; {_WITHOUT_SLICES} lists cards, not their slices"
-        return Device(token, why) if no_slices and token.startswith("MIG-") else None
-    way = f"token {token} → index {found.index} → {found.uuid}"
-    first_slice = next((device for device in inventory if device.parent_uuid == found.uuid), None)
-    if first_slice is None:
-        return as_device(token, found, f"{way}, from {CUDA}")
-    return as_device(token, first_slice, f"{way}, in MIG mode: its first slice → {first_slice.uuid}, from {CUDA}")
+        no_slices = bool(inventory) and all(listed.backend == _WITHOUT_SLICES for listed in inventory)
+        if not no_slices or not token.startswith("MIG-"):
+            return None
+        return Device(token, f"token {token}, from {CUDA}; {_WITHOUT_SLICES} lists cards, not their slices")
+    way = f"token {token} → index {device.index} → {device.uuid}"
+    for listed in inventory:
+        if listed.parent_uuid == device.uuid:
+            return as_device(token, listed, f"{way}, in MIG mode: its first slice → {listed.uuid}, from {CUDA}")
+    return as_device(token, device, f"{way}, from {CUDA}")
 
 
-def _find(token: str, inventory: Sequence[InventoryDevice]) -> InventoryDevice | None:
-    if number := _INDEX.match(token):
+def _find(token: str, inventory: Inventory) -> InventoryDevice | None:
+    number = _INDEX.match(token)
+    old_name = _OLD_SLICE.fullmatch(token)
+    if number:
         # A card comes before its slices, which have the same index.
-        return next((device for device in inventory if device.index == int(number[0])), None)
-    if old := _OLD_SLICE.fullmatch(token):
-        cards, cut = old[1].lower(), f"{old[2]}/{old[3]}"
-        by_name = [d for d in inventory if d.slice == cut and (d.parent_uuid or "").lower().startswith(cards)]
-        return by_name[0] if len(by_name) == 1 else None
-    kind, rest = token[:4], token[4:].lower()
-    matches = [d for d in inventory if d.uuid.startswith(kind) and d.uuid[4:].lower().startswith(rest)]
+        matches = [device for device in inventory if device.index == int(number[0])][:1]
+    elif old_name:
+        slices = [device for device in inventory if device.slice == f"{old_name[2]}/{old_name[3]}"]
+        matches = [device for device in slices if _begins(device.parent_uuid or "", old_name[1])]
+    else:
+        matches = [device for device in inventory if _begins(device.uuid, token)]
     return matches[0] if len(matches) == 1 else None
+
+
+def _begins(uuid: str, text: str) -> bool:
+    """Return whether a text is the beginning of a UUID, in upper or lower case after ``GPU-``."""
+    return uuid.startswith(text[:4]) and uuid[4:].lower().startswith(text[4:].lower())
 
 
 def _identity(device: Device) -> str:
     """Return the identity of a device: its UUID, else the normalized token, 1 for +01."""
+    if device.uuid:
+        return device.uuid
     number = _INDEX.match(device.token)
-    return device.uuid or (str(int(number[0])) if number else device.token.lower())
+    return str(int(number[0])) if number else device.token.lower()
 
 
 # --- ROCm's lists -----------------------------------------------------------------------------------------------------
+
+
+def _read_rocm_lists(environ: Environ, inventory: Inventory | None) -> Grant | None:
+    """Return the devices that both lists leave; None: there is no list."""
+    pool = None
+    if inventory is not None:
+        pool = [as_device(str(device.index), device, "") for device in inventory]
+    hip = HIP if HIP in environ else CUDA
+    if ROCR not in environ:
+        return _narrow(hip, environ[hip], pool) if hip in environ else None
+    outer = _narrow(ROCR, environ[ROCR], pool)
+    if hip not in environ:
+        return outer
+    inner = _narrow(hip, environ[hip], outer.devices, by_position=True)
+    return Grant(inner.devices, f"{outer.why}; {inner.why}")
 
 
 def _narrow(variable: str, value: str, pool: Sequence[Device] | None, *, by_position: bool = False) -> Grant:
     """Return the devices of the pool in a list; ``by_position``: its numbers are positions in the pool."""
     if value.strip() in _NONE:
         return Grant((), f"{variable}={value!r} grants no device")
-    found: dict[str, Device] = {}
-    for token in (token.strip() for token in value.split(",")):
+    devices: dict[str, Device] = {}
+    problem = ""
+    for token in map(str.strip, value.split(",")):
         device = _find_in_pool(token, variable, pool, by_position=by_position)
-        name = "" if device is None else (device.uuid or device.token).upper()
-        if name in found and variable != ROCR:
-            continue
-        if device is None or name in found:
-            what = "is not a device here" if device is None else "is in the list twice"
-            return Grant(tuple(found.values()), f"{variable}={value} stops at {token!r}, which {what}")
-        found[name] = device
-    return Grant(tuple(found.values()), f"{variable}={value}")
+        if device is None:
+            problem = f" stops at {token!r}, which is not a device here"
+            break
+        name = (device.uuid or device.token).upper()
+        if name in devices and variable == ROCR:
+            problem = f" stops at {token!r}, which is in the list twice"
+            break
+        devices.setdefault(name, device)
+    return Grant(tuple(devices.values()), f"{variable}={value}{problem}")
 
 
 def _find_in_pool(token: str, variable: str, pool: Sequence[Device] | None, *, by_position: bool) -> Device | None:
     number = _whole_number(token)
     is_uuid = len(token) > 4 and token.upper().startswith("GPU-")
     if pool is None:
-        way = f"token {token}, from {variable}; not looked up: no reader works"
-        return Device(token, way, vendor="amd") if number is not None or is_uuid else None
+        if number is None and not is_uuid:
+            return None
+        return Device(token, f"token {token}, from {variable}; not looked up: no reader works", vendor="amd")
+    matches: Sequence[Device] = ()
     if number is not None and by_position:
-        chosen = list(pool[number : number + 1])
+        matches = pool[number : number + 1]
     elif number is not None:
-        chosen = [device for device in pool if device.index == number]
-    else:
-        chosen = [d for d in pool if is_uuid and (d.uuid or d.token).upper().startswith(token.upper())]
-    if len(chosen) != 1:
+        matches = [device for device in pool if device.index == number]
+    elif is_uuid:
+        matches = [device for device in pool if (device.uuid or device.token).upper().startswith(token.upper())]
+    if len(matches) != 1:
         return None
-    device = chosen[0]
+    device = matches[0]
     if device.why:  # set by the list of ROCR
         return replace(device, why=f"token {token} of {variable} → {device.why}")
     return replace(device, token=token, why=f"token {token} → index {device.index} → {device.uuid}, from {variable}")

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,24 +24,31 @@ _MOST_WATTS = 10_000  # a power limit above this is in microwatts
 
 
 def number_of(answer: Any, *keys: str) -> float:
-    """Return the number under the first key that has one; raise NoAnswer with the value found instead."""
-    said = [answer[key] for key in keys if key in answer] if isinstance(answer, Mapping) else [answer]
-    for value in said:
+    """Return the number under the first key that has one; raise NoAnswer with the value that it has instead."""
+    candidates = [answer]
+    if isinstance(answer, Mapping):
+        candidates = [answer[key] for key in keys if key in answer]
+    if not candidates:
+        raise NoAnswer(f"amdsmi's answer has no {keys[0]!r}")
+    for value in candidates:
         value = getattr(value, "value", value)  # some versions return ctypes numbers
         if isinstance(value, int | float) and math.isfinite(value) and value not in _NOT_AVAILABLE:
             return value
-    raise NoAnswer(f"amdsmi returns {said[0]!r}" if said else f"amdsmi's answer has no {keys[0]!r}")
+    raise NoAnswer(f"amdsmi returns {candidates[0]!r}")
 
 
 def temperature_c(smi: Any, handle: Any, metric: str) -> float:
     """Return a temperature of the hot spot, else of the edge, which only older cards have."""
-    kind, which = smi.AmdSmiTemperatureType, getattr(smi.AmdSmiTemperatureMetric, metric)
-    sensor = getattr(kind, "HOTSPOT", None) or kind.JUNCTION
+    sensors = smi.AmdSmiTemperatureType
+    metric_code = getattr(smi.AmdSmiTemperatureMetric, metric)
+    hot_spot = getattr(sensors, "HOTSPOT", None) or sensors.JUNCTION
     try:
-        value = number_of(smi.amdsmi_get_temp_metric(handle, sensor, which))
+        value = number_of(smi.amdsmi_get_temp_metric(handle, hot_spot, metric_code))
     except Exception:  # broad: for any error of this sensor, try the other one
-        value = number_of(smi.amdsmi_get_temp_metric(handle, kind.EDGE, which))
-    return value / 1000 if value >= 1000 else value  # ROCm 5 returns millidegrees
+        value = number_of(smi.amdsmi_get_temp_metric(handle, sensors.EDGE, metric_code))
+    if value >= 1000:  # ROCm 5 returns millidegrees
+        return value / 1000
+    return value
 
 
 def _energy_j(smi: Any, handle: Any) -> float:
@@ -67,14 +74,16 @@ def _number(function: str, *keys: str, unit: float = 1) -> Call:
 
     def call(smi: Any, handle: Any) -> float:
         number = number_of(getattr(smi, function)(handle), *keys) * unit
-        return number if isinstance(unit, float) else round(number)
+        if isinstance(unit, int):
+            return round(number)
+        return number
 
     return call
 
 
 _POWER_KEYS = ("socket_power", "current_socket_power", "average_socket_power")
 # Metric, the call that returns it, and the minimum seconds between two calls.
-_QUESTIONS: tuple[tuple[str, Call, float], ...] = (
+_QUESTIONS = (
     ("utilization_percent", _number("amdsmi_get_gpu_activity", "gfx_activity"), 0),
     ("memory_utilization_percent", _number("amdsmi_get_gpu_activity", "umc_activity"), 0),
     ("memory_used_bytes", _number("amdsmi_get_gpu_vram_usage", "vram_used", unit=2**20), 0),
@@ -126,22 +135,28 @@ class AmdDevice:
     def _processes(self, smi: Any, now_s: float) -> tuple[ProcessReading, ...] | None:
         if not self._lists_processes or not self._is_due("processes", _REST_S, now_s):
             return None
-        found = []
         try:
-            for listed in smi.amdsmi_get_gpu_process_list(self.handle):
-                before_6_1 = not isinstance(listed, Mapping)
-                facts = smi.amdsmi_get_gpu_process_info(self.handle, listed) if before_6_1 else listed
-                memory = facts.get("memory_usage")
-                try:
-                    used = int(number_of(memory, "vram_mem") if memory else number_of(facts, "mem"))
-                except NoAnswer:
-                    used = None
-                if or_none("pid", int(facts["pid"])) is not None:
-                    found.append(ProcessReading(int(facts["pid"]), or_none("memory_used_bytes", used)))
+            return tuple(_list_processes(smi, self.handle))
         except Exception:  # broad: errors differ between versions of the package
             self._lists_processes = False  # no gap records the reason: processes are not a metric
             return None
-        return tuple(found)
+
+
+def _list_processes(smi: Any, handle: Any) -> Iterator[ProcessReading]:
+    for process in smi.amdsmi_get_gpu_process_list(handle):
+        facts = process
+        if not isinstance(process, Mapping):  # before ROCm 6.1 it is a handle
+            facts = smi.amdsmi_get_gpu_process_info(handle, process)
+        try:
+            if facts.get("memory_usage"):
+                used_bytes = int(number_of(facts["memory_usage"], "vram_mem"))
+            else:
+                used_bytes = int(number_of(facts, "mem"))
+        except NoAnswer:
+            used_bytes = None
+        pid = or_none("pid", int(facts["pid"]))
+        if pid is not None:
+            yield ProcessReading(pid, or_none("memory_used_bytes", used_bytes))
 
 
 # --- the reader ------------------------------------------------------------------------------------------------------
@@ -178,29 +193,30 @@ class AmdReader(GpuReader):
         try:
             if uuid not in self._devices:
                 self.inventory()
-            if uuid not in self._devices:
+            device = self._devices.get(uuid)
+            if device is None:
                 raise DeviceUnreadable(f"amdsmi lists no device {uuid!r}")
-            return self._devices[uuid].read(self._open(), self._clock.monotonic_s())
+            return device.read(self._open(), self._clock.monotonic_s())
         except DeviceUnreadable:
             raise
         except Exception as error:  # broad: the recorder expects no other exception
             raise DeviceUnreadable(reason_of(error)) from error
 
     def close(self) -> None:
-        smi, self._smi = self._smi, None
         self._devices.clear()
-        if smi is not None:
-            try_call(smi.amdsmi_shut_down)
+        if self._smi is not None:
+            try_call(self._smi.amdsmi_shut_down)
+        self._smi = None
 
     def _open(self) -> Any:
         """Import the package, start its library, and return it."""
         if self._smi is not None:
             return self._smi
         if importlib.util.find_spec("amdsmi") is None:
+            if not has_card(self._sysfs, _AMD):
+                raise ReaderUnavailable("no AMD GPU")
             raise ReaderUnavailable(
                 "there is an AMD GPU, but the Python package amdsmi is not installed (pip install 'badcjobs[amd]')"
-                if has_card(self._sysfs, _AMD)
-                else "no AMD GPU"
             )
         try:
             smi = importlib.import_module("amdsmi")
@@ -212,34 +228,37 @@ class AmdReader(GpuReader):
 
 
 def _describe(smi: Any, handle: Any, position: int) -> InventoryDevice:
-    asic = try_call(lambda: smi.amdsmi_get_gpu_asic_info(handle)) or {}
-    board = try_call(lambda: smi.amdsmi_get_gpu_board_info(handle)) or {}
-    numbers = try_call(lambda: smi.amdsmi_get_gpu_enumeration_info(handle)) or {}  # since ROCm 6.4
-    driver = try_call(lambda: smi.amdsmi_get_gpu_driver_info(handle)) or {}
-    vram_mib = try_call(lambda: number_of(smi.amdsmi_get_gpu_vram_usage(handle), "vram_total"))
-    slowdown = try_call(lambda: temperature_c(smi, handle, "CRITICAL"))
-    limit = try_call(lambda: number_of(smi.amdsmi_get_power_cap_info(handle), "power_cap"))
-    limit_w = limit / 1e6 if limit and limit > _MOST_WATTS else limit
-    hip_id = numbers.get("hip_id")
+    kinds = ("asic", "board", "enumeration", "driver")  # enumeration: since ROCm 6.4
+    asic, board, numbers, driver = (
+        try_call(lambda kind=kind: getattr(smi, f"amdsmi_get_gpu_{kind}_info")(handle)) or {} for kind in kinds
+    )
+    vram_bytes = try_call(lambda: round(number_of(smi.amdsmi_get_gpu_vram_usage(handle), "vram_total")) * 2**20)
+    slowdown_c = try_call(lambda: round(temperature_c(smi, handle, "CRITICAL")))
+    limit_w = try_call(lambda: float(number_of(smi.amdsmi_get_power_cap_info(handle), "power_cap"))) or None
+    if limit_w and limit_w > _MOST_WATTS:
+        limit_w /= 1e6
+    index = numbers.get("hip_id")
+    if not isinstance(index, int) or or_none("index", index) is None:
+        index = position
     return InventoryDevice(
-        index=hip_id if isinstance(hip_id, int) and or_none("index", hip_id) is not None else position,
+        index=index,
         uuid=_uuid(smi, handle, asic, numbers),
         name=_text(asic.get("market_name")) or _text(board.get("product_name")) or "AMD GPU",
         backend=AmdReader.backend,
-        memory_total_bytes=None if vram_mib is None else or_none("memory_total_bytes", round(vram_mib) * 2**20),
-        power_limit_w=or_none("power_limit_w", float(limit_w)) if limit_w else None,
+        memory_total_bytes=or_none("memory_total_bytes", vram_bytes),
+        power_limit_w=or_none("power_limit_w", limit_w),
         pci_bus_id=_text(try_call(lambda: smi.amdsmi_get_gpu_device_bdf(handle))),
         driver=_text(driver.get("driver_version")),
-        slowdown_c=None if slowdown is None else or_none("slowdown_c", round(slowdown)),
+        slowdown_c=or_none("slowdown_c", slowdown_c),
         vendor="amd",
     )
 
 
 def _uuid(smi: Any, handle: Any, asic: Mapping[str, Any], numbers: Mapping[str, Any]) -> str:
     """Return the name for ROCR_VISIBLE_DEVICES (GPU- and the serial number), else the library's UUID."""
-    hip = _text(numbers.get("hip_uuid"))
-    if hip and hip.startswith("GPU-"):
-        return hip
+    hip_uuid = _text(numbers.get("hip_uuid"))
+    if hip_uuid and hip_uuid.startswith("GPU-"):
+        return hip_uuid
     serial = re.fullmatch(r"(?:0x)?([0-9a-f]{1,16})", str(asic.get("asic_serial", "")).lower())
     if serial and int(serial[1], 16):
         return f"GPU-{serial[1]:0>16}"
@@ -247,4 +266,6 @@ def _uuid(smi: Any, handle: Any, asic: Mapping[str, Any], numbers: Mapping[str, 
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value not in ("", "N/A") else None
+    if isinstance(value, str) and value not in ("", "N/A"):
+        return value
+    return None

@@ -8,23 +8,25 @@ runs away.
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from badcjobs.devices.listing import DeviceNow, Listing, OpenedDevices, open_devices, score_of
 from badcjobs.errors import BadInput, NotHere
+from badcjobs.locks import lock_within, try_lock, unlock
 from badcjobs.model import StandIn
 from badcjobs.paths import user_name
-from badcjobs.seams import Clock
+from badcjobs.seams import Clock, Environ
 
 _MOST_TEXT = 500
+Choice = tuple[list[DeviceNow], list[DeviceNow]]  # the devices that were chosen, and those that cannot be had
 STAND_INS = ("simulated", "replay")  # backends whose devices are never locked: they exist in one run only
 
 # Other users can put anything into the folder: do not follow links, and do not block on a pipe.
@@ -35,14 +37,14 @@ _SAFE_FLAGS = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 def _open_file(folder: Path, name: str, *, create: bool) -> int | None:
     """Open a lock file; None: it does not exist, and ``create`` is false."""
-    made = False
+    is_new = False
     try:
         if create:
             with suppress(FileExistsError):
                 folder.mkdir()
-                made = True
+                is_new = True
         dir_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | _SAFE_FLAGS)
-        if made:
+        if is_new:
             os.fchmod(dir_fd, 0o1777)  # for any umask: all users can lock, only the owner can remove
     except OSError as error:
         if isinstance(error, FileNotFoundError) and not create:
@@ -53,7 +55,7 @@ def _open_file(folder: Path, name: str, *, create: bool) -> int | None:
             fix="export BADCJOBS_LOCK_DIR=/a/folder   (the same for all users, on a disk of this machine)",
         ) from error
     try:
-        fd = _open_or_create(name, dir_fd) if create else os.open(name, os.O_RDONLY | _SAFE_FLAGS, dir_fd=dir_fd)
+        fd = _open_in(dir_fd, name, create=create)
     except FileNotFoundError:
         return None
     finally:
@@ -64,7 +66,9 @@ def _open_file(folder: Path, name: str, *, create: bool) -> int | None:
     return fd
 
 
-def _open_or_create(name: str, dir_fd: int) -> int:
+def _open_in(dir_fd: int, name: str, *, create: bool) -> int:
+    if not create:
+        return os.open(name, os.O_RDONLY | _SAFE_FLAGS, dir_fd=dir_fd)
     # No O_CREAT for an existing file: in a sticky folder Linux then refuses files of other users, even if they are
     # writable (fs.protected_regular).
     while True:
@@ -80,33 +84,33 @@ def _open_or_create(name: str, dir_fd: int) -> int:
             return fd
 
 
-def _lock(fd: int, kind: int) -> bool:
-    """Lock an open file; return False if another process has the lock."""
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _write_text(fd: int, text: str) -> None:
     with suppress(OSError):  # a file of another user may be read-only; the lock works without the text
         os.ftruncate(fd, 0)
         os.pwrite(fd, text.encode(errors="replace")[:_MOST_TEXT], 0)
 
 
+def _describe_lock(file: int) -> str:
+    """Return who has locked a file."""
+    text = os.pread(file, _MOST_TEXT, 0).decode(errors="replace").strip()
+    holder = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+    return f"is locked by {holder or 'another run'}"
+
+
 _GATE = "picking.lock"
-_GATE_TRIES, _GATE_REST_S = 100, 0.02
+_GATE_PATIENCE_S = 2.0
 
 
-def lock_folder(environ: Mapping[str, str]) -> Path:
+def lock_folder(environ: Environ) -> Path:
     """Return the folder of the locks, the same for all users of this machine."""
     if environ.get("BADCJOBS_LOCK_DIR"):
         return Path(environ["BADCJOBS_LOCK_DIR"])
     system = Path("/run/lock")
     # Look at the mode instead of trying to write: root can write everywhere, and would use a folder that others do not.
     is_public = system.is_dir() and system.stat().st_mode & 0o1002 == 0o1002
-    return system / "badcjobs" if is_public else Path("/tmp/badcjobs-locks")
+    if is_public:
+        return system / "badcjobs"
+    return Path("/tmp/badcjobs-locks")
 
 
 class DeviceLocks(AbstractContextManager["DeviceLocks"]):
@@ -123,24 +127,35 @@ class DeviceLocks(AbstractContextManager["DeviceLocks"]):
 
     def claim(self, uuid: str) -> str | None:
         """Lock a device; return None, or why it cannot be locked (another run has it)."""
-        name, takes = re.sub(r"[^A-Za-z0-9-]", "_", uuid) + ".lock", self._holder is not None
+        name = re.sub(r"[^A-Za-z0-9-]", "_", uuid) + ".lock"
         try:
-            while (fd := _open_file(self._folder, name, create=takes)) is not None:
-                if not _lock(fd, fcntl.LOCK_EX if takes else fcntl.LOCK_SH):
-                    text = os.pread(fd, _MOST_TEXT, 0).decode(errors="replace").strip()
-                    os.close(fd)
-                    who = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
-                    return f"is locked by {who or 'another run'}"
-                if self._holder is not None and self._still_exists(fd, name):
-                    self._held.append(fd)
-                    _write_text(fd, self._holder)
-                    break
-                os.close(fd)
-                if not takes:
-                    break
+            return self._look_at(name) if self._holder is None else self._take(name, self._holder)
         except OSError as error:
-            return f"cannot be {'locked' if takes else 'checked for a lock'}: {error.strerror}"
-        return None
+            purpose = "checked for a lock" if self._holder is None else "locked"
+            return f"cannot be {purpose}: {error.strerror}"
+
+    def _look_at(self, name: str) -> str | None:
+        file = _open_file(self._folder, name, create=False)
+        if file is None:
+            return None
+        try:
+            return None if try_lock(file, shared=True) else _describe_lock(file)
+        finally:
+            os.close(file)
+
+    def _take(self, name: str, holder: str) -> str | None:
+        while True:
+            file = _open_file(self._folder, name, create=True)
+            assert file is not None
+            if not try_lock(file):
+                why = _describe_lock(file)
+                os.close(file)
+                return why
+            if self._still_exists(file, name):
+                self._held.append(file)
+                _write_text(file, holder)
+                return None
+            os.close(file)
 
     def _still_exists(self, fd: int, name: str) -> bool:
         """Return whether the open file still has its name: a cleanup may have removed it."""
@@ -159,7 +174,7 @@ class DeviceLocks(AbstractContextManager["DeviceLocks"]):
         while self._held:
             fd = self._held.pop()
             _write_text(fd, "")
-            fcntl.flock(fd, fcntl.LOCK_UN)  # immediately, even if another process has the same open file
+            unlock(fd)
             os.close(fd)
 
     @contextmanager
@@ -174,10 +189,8 @@ class DeviceLocks(AbstractContextManager["DeviceLocks"]):
         except OSError:
             fd = None  # the device locks are enough for correctness
         try:
-            for _ in range(_GATE_TRIES):
-                if fd is None or _lock(fd, fcntl.LOCK_EX):
-                    break
-                self._clock.sleep(_GATE_REST_S)
+            if fd is not None:
+                lock_within(fd, _GATE_PATIENCE_S, self._clock.sleep)
             yield
         finally:
             if fd is not None:
@@ -224,8 +237,7 @@ class NeverFree(NotFree):
     """Waiting cannot help: too few devices, or too few with enough memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
+class Waiting(NamedTuple):
     """How to wait: the clock, where to report progress, and a check that raises to end the wait."""
 
     clock: Clock
@@ -235,14 +247,16 @@ class Waiting:
     def sleep(self, seconds: float) -> None:
         """Wait; an exception from ``check`` ends the wait early."""
         until_s = self.clock.monotonic_s() + seconds
-        while (left_s := until_s - self.clock.monotonic_s()) > 0:
+        while True:
             self.check()
+            left_s = until_s - self.clock.monotonic_s()
+            if left_s <= 0:
+                return
             self.clock.sleep(min(_NAP_S, left_s))
-        self.check()
 
 
 def list_free(
-    environ: Mapping[str, str], stand_in: StandIn, request: DeviceRequest, locks: DeviceLocks, waiting: Waiting
+    environ: Environ, stand_in: StandIn, request: DeviceRequest, locks: DeviceLocks, waiting: Waiting
 ) -> Listing:
     """Return the devices that ``badcjobs gpus --free`` shows, best first."""
     with open_devices(environ, waiting.clock, stand_in) as opened:
@@ -251,94 +265,116 @@ def list_free(
         return Listing(tuple(picked), why, opened.reader.backend, opened.reader.why, tuple(skipped))
 
 
-def pick_free(
-    request: DeviceRequest, opened: OpenedDevices, locks: DeviceLocks, waiting: Waiting
-) -> tuple[list[DeviceNow], list[DeviceNow]]:
+def pick_free(request: DeviceRequest, opened: OpenedDevices, locks: DeviceLocks, waiting: Waiting) -> Choice:
     """Lock and return the best of the granted devices, and those that were skipped; wait as the request allows.
 
     Raises NotFree, with the reason for each device, if the time is over or waiting cannot help.
     """
     check_request(request)
     _raise_if_hopeless(request, opened)
-    deadline_s, progress_at_s = waiting.clock.monotonic_s() + request.wait_s, waiting.clock.monotonic_s()
+    progress_at_s = waiting.clock.monotonic_s()
+    deadline_s = progress_at_s + request.wait_s
     while True:
         earlier = opened.now()
         waiting.sleep(_BETWEEN_READINGS_S)
-        twice = [worse_of(one, other) for one, other in zip(earlier, opened.now(), strict=True)]
-        picked, skipped = lock_best(twice, request, locks)
-        refused = [f"{_name(device)} {device.why}" for device in skipped]
+        devices = [worse_of(first, second) for first, second in zip(earlier, opened.now(), strict=True)]
+        picked, skipped = lock_best(devices, request, locks)
         if picked:
-            words = f"one of the {request.count} most free GPUs: score"
-            return [replace(device, why=f"{device.why}; {words} {device.score:.2f}") for device in picked], skipped
-        left_s = deadline_s - waiting.clock.monotonic_s()
+            return [_explain_choice(device, request) for device in picked], skipped
+
+        now_s = waiting.clock.monotonic_s()
+        left_s = deadline_s - now_s
+        reasons = [f"{_name(device)} {device.why}" for device in skipped]
         if left_s <= 0:
-            waited = f" in {request.wait_s:.0f} s" if request.wait_s else ""
-            raise NotFree(
-                f"{_gpus(request.count)} requested, not found{waited}",
-                opened,
-                why="\n".join(refused),
-                fix="the same command with --wait 600, or a smaller --free (run: --config run.wait_s=600, --max-gpus)",
-                skipped=skipped,
-            )
-        if waiting.clock.monotonic_s() >= progress_at_s:
-            progress_at_s = waiting.clock.monotonic_s() + _PROGRESS_EVERY_S
-            waiting.report(f"waiting for {_gpus(request.count)}: {'; '.join(refused)}; {left_s:.0f} s left")
+            what = f"{_gpus(request.count)} requested, not found"
+            if request.wait_s:
+                what += f" in {request.wait_s:.0f} s"
+            fix = "the same command with --wait 600, or a smaller --free (run: --config run.wait_s=600, --max-gpus)"
+            raise NotFree(what, opened, why="\n".join(reasons), fix=fix, skipped=skipped)
+        if now_s >= progress_at_s:
+            progress_at_s = now_s + _PROGRESS_EVERY_S
+            waiting.report(f"waiting for {_gpus(request.count)}: {'; '.join(reasons)}; {left_s:.0f} s left")
         waiting.sleep(min(request.check_every_s, left_s))
+
+
+def _explain_choice(device: DeviceNow, request: DeviceRequest) -> DeviceNow:
+    choice = f"one of the {request.count} most free GPUs: score {device.score:.2f}"
+    return replace(device, why=f"{device.why}; {choice}")
 
 
 def check_request(request: DeviceRequest) -> None:
     """Refuse numbers that make no sense; the command line accepts nan and inf as numbers."""
-    count, wait_s, limit = request.count, request.wait_s, request.max_utilization_percent
-    if count < 1:
-        why = "--free N chooses the N devices that are most free, at least 1"
-        raise BadInput(f"--free {count} requests no device", why=why, fix="the same command with --free 1")
-    if not 0 <= wait_s < math.inf:
-        fix = "--wait 3600   (1 hour)"
-        raise BadInput(f"--wait {wait_s} is not a number of seconds", why="the wait must be finite", fix=fix)
+    if request.count < 1:
+        raise BadInput(
+            f"--free {request.count} requests no device",
+            why="--free N chooses the N devices that are most free, at least 1",
+            fix="the same command with --free 1",
+        )
+    if not 0 <= request.wait_s < math.inf:
+        raise BadInput(
+            f"--wait {request.wait_s} is not a number of seconds",
+            why="the wait must be finite",
+            fix="--wait 3600   (1 hour)",
+        )
+    limit = request.max_utilization_percent
     if limit is not None and not 0 <= limit <= 100:
-        what, fix = f"--max-utilization {limit:g} is not a percentage", "--max-utilization 10"
-        raise BadInput(what, why="a device is 0 to 100 % busy", fix=fix)
+        raise BadInput(
+            f"--max-utilization {limit:g} is not a percentage",
+            why="a device is 0 to 100 % busy",
+            fix="--max-utilization 10",
+        )
 
 
 def _raise_if_hopeless(request: DeviceRequest, opened: OpenedDevices) -> None:
     """Raise NeverFree if waiting cannot help: too few GPUs, or too few with enough memory."""
-    many = len(opened.grant.devices)
-    if many < request.count:
+    granted = len(opened.grant.devices)
+    if granted < request.count:
+        fix = "badcjobs gpus --all"
+        if granted:
+            fix = f"the same command with --free {granted} (run: --max-gpus {granted})"
         raise NeverFree(
-            f"{_gpus(request.count)} requested, but this process may use {many}",
+            f"{_gpus(request.count)} requested, but this process may use {granted}",
             opened,
             why="\n".join(filter(None, [opened.grant.why, opened.trouble])),
-            fix=f"the same command with --free {many} (run: --max-gpus {many})" if many else "badcjobs gpus --all",
+            fix=fix,
         )
+    if request.min_memory_mib is None:
+        return
     totals = [device.memory_total_bytes for device in opened.grant.devices]
-    wanted_bytes = (request.min_memory_mib or 0) * 2**20
-    big = sum(total is None or total >= wanted_bytes for total in totals)  # unknown counts as enough
-    if big < request.count:
-        sizes_mib = sorted(((total or 0) // 2**20 for total in totals), reverse=True)
-        enough = sizes_mib[request.count - 1]
-        memory = f"{request.min_memory_mib:,} MiB{' each' if request.count > 1 else ''}"
-        raise NeverFree(
-            f"{_gpus(request.count)} with {memory} requested, but {big} of {many} GPUs are large enough",
-            opened,
-            why="\n".join(f"a GPU here has {size:,} MiB in total" for size in dict.fromkeys(sizes_mib)),
-            fix=f"the same command with --min-memory-mib {enough} or less (run: --config run.min_memory_mib={enough})",
-        )
+    least_bytes = request.min_memory_mib * 2**20
+    large = sum(total is None or total >= least_bytes for total in totals)  # unknown counts as enough
+    if large >= request.count:
+        return
+    sizes_mib = sorted(((total or 0) // 2**20 for total in totals), reverse=True)
+    possible_mib = sizes_mib[request.count - 1]
+    memory = f"{request.min_memory_mib:,} MiB"
+    if request.count > 1:
+        memory += " each"
+    raise NeverFree(
+        f"{_gpus(request.count)} with {memory} requested, but {large} of {granted} GPUs are large enough",
+        opened,
+        why="\n".join(f"a GPU here has {size:,} MiB in total" for size in dict.fromkeys(sizes_mib)),
+        fix=f"the same command with --min-memory-mib {possible_mib} or less"
+        f" (run: --config run.min_memory_mib={possible_mib})",
+    )
 
 
-def lock_best(
-    devices: Sequence[DeviceNow], request: DeviceRequest, locks: DeviceLocks
-) -> tuple[list[DeviceNow], list[DeviceNow]]:
+def lock_best(devices: Sequence[DeviceNow], request: DeviceRequest, locks: DeviceLocks) -> Choice:
     """Lock the best devices (none, if they are too few); return them, and with the reason those that cannot be had."""
     reasons = [why_not_free(device, request) for device in devices]
     picked: list[DeviceNow] = []
+    best_first = sorted(
+        range(len(devices)), key=lambda place: (-(devices[place].score or 0.0), devices[place].index or 0)
+    )
     with locks.exclusive():
-        best_first = sorted(enumerate(devices), key=lambda one: (-(one[1].score or 0.0), one[1].index or 0))
-        for place, device in best_first:
-            if len(picked) < request.count and reasons[place] is None:
-                if device.backend not in STAND_INS:
-                    reasons[place] = locks.claim(device.uuid or "")
-                if reasons[place] is None:
-                    picked.append(device)
+        for place in best_first:
+            device = devices[place]
+            if len(picked) == request.count:
+                break
+            if reasons[place] is None and device.backend not in STAND_INS:
+                reasons[place] = locks.claim(device.uuid or "")
+            if reasons[place] is None:
+                picked.append(device)
         if len(picked) < request.count:
             locks.release()
             picked = []
@@ -356,35 +392,45 @@ def why_not_free(device: DeviceNow, request: DeviceRequest) -> str | None:
     """Return why a device is not free enough; None: it is. A device with unknown values is not free."""
     if device.trouble is not None:
         return f"cannot be read: {device.trouble}"
-    busy, free_bytes = device.utilization_percent, device.memory_free_bytes
-    if busy is None or free_bytes is None:
-        metric, name = ("utilization_percent", "utilization") if busy is None else ("memory_used_bytes", "free memory")
-        return f"has unknown {name}" + (f": {device.missing[metric]}" if metric in device.missing else "")
+    busy_percent = device.utilization_percent
+    free_bytes = device.memory_free_bytes
+    if busy_percent is None:
+        return _unknown("utilization", device.missing.get("utilization_percent"))
+    if free_bytes is None:
+        return _unknown("free memory", device.missing.get("memory_used_bytes"))
     reasons = []
-    if request.max_utilization_percent is not None and busy > request.max_utilization_percent:
-        reasons.append(f"is {busy} % busy")
+    if request.max_utilization_percent is not None and busy_percent > request.max_utilization_percent:
+        reasons.append(f"is {busy_percent} % busy")
     if request.min_memory_mib is not None and free_bytes < request.min_memory_mib * 2**20:
         reasons.append(f"has {free_bytes // 2**20:,} MiB free")
     return " and ".join(reasons) or None
 
 
-def worse_of(one: DeviceNow, other: DeviceNow) -> DeviceNow:
-    """Return the later reading with the worse values of both: a device that is idle for a moment is not free."""
-    free = _worse(one.memory_free_bytes, other.memory_free_bytes, min)
-    busy = _worse(one.utilization_percent, other.utilization_percent, max)
+def _unknown(name: str, reason: str | None) -> str:
+    if reason is None:
+        return f"has unknown {name}"
+    return f"has unknown {name}: {reason}"
+
+
+def worse_of(first: DeviceNow, second: DeviceNow) -> DeviceNow:
+    """Return the second reading with the worse values of both: a device that is idle for a moment is not free."""
+    free_bytes = _worse(min, first.memory_free_bytes, second.memory_free_bytes)
+    busy_percent = _worse(max, first.utilization_percent, second.utilization_percent)
     return replace(
-        other,
-        memory_free_bytes=free,
-        utilization_percent=busy,
-        score=score_of(free, other.memory_total_bytes, busy),
-        trouble=other.trouble or one.trouble,
-        missing={**one.missing, **other.missing},
+        second,
+        memory_free_bytes=free_bytes,
+        utilization_percent=busy_percent,
+        score=score_of(free_bytes, second.memory_total_bytes, busy_percent),
+        trouble=second.trouble or first.trouble,
+        missing={**first.missing, **second.missing},
     )
 
 
-def _worse(one: int | None, other: int | None, which: Callable[[int, int], int]) -> int | None:
-    return None if one is None or other is None else which(one, other)
+def _worse(choose: Callable[[int, int], int], first: int | None, second: int | None) -> int | None:
+    if first is None or second is None:
+        return None
+    return choose(first, second)
 
 
-def _gpus(many: int) -> str:
-    return f"{many} free GPU" + ("" if many == 1 else "s")
+def _gpus(count: int) -> str:
+    return "1 free GPU" if count == 1 else f"{count} free GPUs"

@@ -5,25 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
-from badcjobs.devices.allocation import VISIBLE, Grant, Variables, as_device, is_in_slurm, resolve_devices
+from badcjobs.devices.allocation import VISIBLE, Grant, as_device, is_in_slurm, resolve_devices
 from badcjobs.devices.choose import NoReader, open_reader
 from badcjobs.model import Device, InventoryDevice, ProcessFacts, ProcessReading, Reading, StandIn, load_word
-from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
+from badcjobs.seams import Clock, DeviceUnreadable, Environ, GpuReader, ReaderUnavailable
 
 
 def name_processes(readings: Sequence[ProcessReading]) -> tuple[ProcessFacts, ...]:
     """Return the processes with user and program name, both None for a pid that is not visible in this container."""
     import psutil  # imported here: most callers do not list processes
 
-    found = []
+    facts = []
     for reading in readings:
         user = program = None
         with suppress(psutil.Error, OSError, ValueError):  # ended, in another namespace, or an invalid pid
             process = psutil.Process(reading.pid)
-            user, program = process.username(), process.name()
-        found.append(ProcessFacts(reading.pid, program, user, reading.memory_used_bytes))
-    return tuple(found)
+            user = process.username()
+            program = process.name()
+        facts.append(ProcessFacts(reading.pid, program, user, reading.memory_used_bytes))
+    return tuple(facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +80,18 @@ def container_options(devices: Sequence[DeviceNow]) -> dict[str, str | None]:
 
     ``docker`` is its option; ``apptainer`` is a variable for ``apptainer exec --nv`` (AMD: ``--rocm``).
     """
+    options: dict[str, str | None] = {"docker": None, "apptainer": None}
     pins = ",".join(device.pin or "" for device in devices)
     vendor = devices[0].vendor if devices else "none"  # a reader lists the devices of one vendor
-    return {
+    if vendor == "nvidia":
         # Docker splits the option at commas, unless its value has quotes of its own.
-        "docker": f"--gpus '\"device={pins}\"'" if vendor == "nvidia" else None,
-        "apptainer": f"APPTAINERENV_{VISIBLE[vendor]}={pins}" if vendor in VISIBLE else None,
-    }
+        options["docker"] = f"--gpus '\"device={pins}\"'"
+    if vendor in VISIBLE:
+        options["apptainer"] = f"APPTAINERENV_{VISIBLE[vendor]}={pins}"
+    return options
 
 
-@dataclass(frozen=True, slots=True)
-class OpenedDevices:
+class OpenedDevices(NamedTuple):
     """An open reader, the devices of this machine, and those granted to this process."""
 
     reader: GpuReader
@@ -98,61 +101,81 @@ class OpenedDevices:
 
     def now(self) -> list[DeviceNow]:
         """Read the granted devices."""
-        return [_now(device, self.reader) for device in self.grant.devices]
+        return [_read_now(device, self.reader) for device in self.grant.devices]
 
 
 @contextmanager
-def open_devices(environ: Variables, clock: Clock, stand_in: StandIn) -> Iterator[OpenedDevices]:
+def open_devices(environ: Environ, clock: Clock, stand_in: StandIn) -> Iterator[OpenedDevices]:
     """Open a reader and find the granted devices; a simulation starts now."""
     reader = open_reader(stand_in, clock, clock.now_ms(), environ.get("PATH"), environ.get("SYSFS_PATH"))
-    inventory: tuple[InventoryDevice, ...] | None = None
-    trouble = None
+    in_slurm = is_in_slurm(environ)
     with closing(reader):
         try:
             inventory = tuple(reader.inventory())
         except ReaderUnavailable as error:
-            trouble = str(error)
-        grant = resolve_devices(environ, inventory, in_slurm=is_in_slurm(environ))
-        yield OpenedDevices(reader if trouble is None else NoReader(trouble), inventory or (), grant, trouble)
+            grant = resolve_devices(environ, None, in_slurm=in_slurm)
+            opened = OpenedDevices(NoReader(str(error)), (), grant, trouble=str(error))
+        else:
+            grant = resolve_devices(environ, inventory, in_slurm=in_slurm)
+            opened = OpenedDevices(reader, inventory, grant, trouble=None)
+        yield opened
 
 
 def list_granted(
-    environ: Variables, clock: Clock, *, stand_in: StandIn | None = None, everything: bool = False
+    environ: Environ, clock: Clock, *, stand_in: StandIn | None = None, everything: bool = False
 ) -> Listing:
     """Return the devices granted to this process, or (``everything``) all devices, with their processes."""
     with open_devices(environ, clock, stand_in or StandIn()) as opened:
-        devices = [_now(device, opened.reader, processes=everything) for device in opened.grant.devices]
-        mine = {device.uuid for device in opened.grant.devices}
-        in_mig_mode = {device.parent_uuid for device in opened.inventory}
-        for found in opened.inventory if everything else ():
-            why = "in MIG mode: its slices are the devices" if found.uuid in in_mig_mode else "not granted to this task"
-            if found.uuid not in mine:
-                devices.append(_now(as_device("", found, why), opened.reader, granted=False, processes=True))
-        why = opened.grant.why + (f"; {opened.trouble}" if opened.trouble else "")
+        devices = [_read_now(device, opened.reader, processes=everything) for device in opened.grant.devices]
+        if everything:
+            devices += _read_others(opened)
+        why = opened.grant.why
+        if opened.trouble:
+            why += f"; {opened.trouble}"
         return Listing(tuple(devices), why, opened.reader.backend, opened.reader.why)
 
 
-def _now(device: Device, reader: GpuReader, *, granted: bool = True, processes: bool = False) -> DeviceNow:
-    reading, trouble = Reading(), None
-    try:
-        if device.uuid is None:
-            raise DeviceUnreadable("no reader for this device")
-        reading = reader.read(device.uuid)
-    except DeviceUnreadable as error:
-        trouble = str(error)
-    total, used = device.memory_total_bytes, reading.memory_used_bytes
-    free = None if total is None or used is None else max(0, total - used - device.memory_reserved_bytes)
+def _read_others(opened: OpenedDevices) -> Iterator[DeviceNow]:
+    """Read the devices that are not granted."""
+    granted = {device.uuid for device in opened.grant.devices}
+    in_mig_mode = {device.parent_uuid for device in opened.inventory}
+    for device in opened.inventory:
+        if device.uuid in granted:
+            continue
+        why = "not granted to this task"
+        if device.uuid in in_mig_mode:
+            why = "in MIG mode: its slices are the devices"
+        yield _read_now(as_device("", device, why), opened.reader, granted=False, processes=True)
+
+
+def _read_now(device: Device, reader: GpuReader, *, granted: bool = True, processes: bool = False) -> DeviceNow:
+    reading = Reading()
+    trouble = None
+    if device.uuid is None:
+        trouble = "no reader for this device"
+    else:
+        try:
+            reading = reader.read(device.uuid)
+        except DeviceUnreadable as error:
+            trouble = str(error)
+    total_bytes = device.memory_total_bytes
+    free_bytes = None
+    if total_bytes is not None and reading.memory_used_bytes is not None:
+        free_bytes = max(0, total_bytes - reading.memory_used_bytes - device.memory_reserved_bytes)
+    listed = None
+    if processes and reading.processes is not None:
+        listed = name_processes(reading.processes)
     return DeviceNow(
         index=device.index,
         uuid=device.uuid,
         token=device.token or None,
         name=device.name,
-        memory_total_bytes=total,
-        memory_free_bytes=free,
+        memory_total_bytes=total_bytes,
+        memory_free_bytes=free_bytes,
         utilization_percent=reading.utilization_percent,
         temperature_c=reading.temperature_c,
         power_w=reading.power_w,
-        score=score_of(free, total, reading.utilization_percent),
+        score=score_of(free_bytes, total_bytes, reading.utilization_percent),
         backend=device.backend,
         granted=granted,
         why=device.why,
@@ -161,7 +184,7 @@ def _now(device: Device, reader: GpuReader, *, granted: bool = True, processes: 
         parent_uuid=device.parent_uuid,
         trouble=trouble,
         missing=dict(reading.missing),
-        processes=name_processes(reading.processes) if processes and reading.processes is not None else None,
+        processes=listed,
     )
 
 

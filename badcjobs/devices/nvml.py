@@ -51,7 +51,7 @@ class NvmlReader(GpuReader):
             count = nvml.nvmlDeviceGetCount()
         except nvml.NVMLError as error:
             raise ReaderUnavailable(f"NVML cannot list the devices: {error}") from error
-        found: list[InventoryDevice] = []
+        devices = []
         for index in range(count):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -59,8 +59,8 @@ class NvmlReader(GpuReader):
             except nvml.NVMLError as error:
                 self._warn(f"GPU {index} is left out: {error}")
                 continue
-            found += self._with_slices(nvml, handle, card)
-        return found
+            devices += self._with_slices(nvml, handle, card)
+        return devices
 
     def read(self, uuid: str) -> Reading:
         """Read the metrics that are due: some at each reading, the others every 5 s."""
@@ -77,13 +77,16 @@ class NvmlReader(GpuReader):
             reading = device.read(nvml, now_s, watched=self.watched)
         except Exception as error:  # broad: the recorder expects no other exception
             self._faults.poll(self._nvml, self._clock.monotonic_s(), force=True)
-            faults = self._faults.pending[uuid]
-            reason = reason_of(error) + (f" ({', '.join(faults)})" if faults else "")
+            reason = reason_of(error)
+            if self._faults.pending[uuid]:
+                reason += f" ({', '.join(self._faults.pending[uuid])})"
             self._forget(device, error)
             raise DeviceUnreadable(reason) from error
         if faults := self._faults.pending.pop(uuid, []):
             reading = replace(reading, faults=tuple(faults))
-        return reading if self._dcgm is None else self._dcgm.complete(uuid, reading)
+        if self._dcgm is not None:
+            reading = self._dcgm.complete(uuid, reading)
+        return reading
 
     def force_full_read(self) -> None:
         """Read all metrics of each device at the next reading."""
@@ -93,15 +96,15 @@ class NvmlReader(GpuReader):
 
     def close(self) -> None:
         """Release everything and stop NVML; a later call starts it again."""
-        nvml, self._nvml = self._nvml, None
         if self._dcgm is not None:
             self._dcgm.close()
         for device in self._devices.values():
-            device.forget(nvml)
+            device.forget(self._nvml)
         self._devices.clear()
-        self._faults.close(nvml)
-        if nvml is not None:
-            try_call(nvml.nvmlShutdown)
+        self._faults.close(self._nvml)
+        if self._nvml is not None:
+            try_call(self._nvml.nvmlShutdown)
+        self._nvml = None
 
     def _open(self) -> Any:
         """Start NVML and return its Python module."""
@@ -124,8 +127,8 @@ class NvmlReader(GpuReader):
         if code_of(error) != UNINITIALIZED:
             device.forget(self._nvml)
             return
-        for other in self._devices.values():
-            other.forget(None)
+        for stopped in self._devices.values():
+            stopped.forget(None)
         self._faults.close(None)
         self._nvml = None
 
@@ -135,32 +138,19 @@ class NvmlReader(GpuReader):
             self._in_mig_mode[card.uuid] = mode is not None and mode[0] == nvml.NVML_DEVICE_MIG_ENABLE
         if not self._in_mig_mode[card.uuid]:
             return [card]
-        found, has_slices = [card], False
-        for place in range(try_call(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
-            slice_ = try_call(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place)
-            if slice_ is None:
-                continue  # the numbers of slices may have gaps
-            has_slices = True
-            try:
-                total_bytes, reserved_bytes = _memory(nvml, slice_)
-                part = replace(
-                    card,
-                    uuid=nvml.nvmlDeviceGetUUID(slice_),
-                    name=try_call(nvml.nvmlDeviceGetName, slice_) or f"{card.name} MIG",
-                    memory_total_bytes=total_bytes,
-                    power_limit_w=None,  # only the card has one
-                    slowdown_c=None,
-                    memory_reserved_bytes=reserved_bytes,
-                    parent_uuid=card.uuid,
-                    slice=f"{nvml.nvmlDeviceGetGpuInstanceId(slice_)}/{nvml.nvmlDeviceGetComputeInstanceId(slice_)}",
-                )
-                found.append(part)
-            except nvml.NVMLError as error:
-                self._warn(f"slice {place} of GPU {card.index} is left out: {error}")
-        if not has_slices:  # CUDA shows no device for it, so no worker can use it
+        places = range(try_call(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0)
+        slices = {place: try_call(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place) for place in places}
+        slices = {place: slice_ for place, slice_ in slices.items() if slice_ is not None}  # numbers may have gaps
+        if not slices:  # CUDA shows no device for it, so no worker can use it
             self._warn(f"GPU {card.index} is in MIG mode and has no slices: no program can use it")
             return []
-        return found
+        devices = [card]
+        for place, slice_ in slices.items():
+            try:
+                devices.append(_describe_slice(nvml, slice_, card))
+            except nvml.NVMLError as error:
+                self._warn(f"slice {place} of GPU {card.index} is left out: {error}")
+        return devices
 
     def _warn(self, text: str) -> None:
         """Log a warning once, even if the devices are listed again."""
@@ -180,8 +170,8 @@ def _describe(nvml: Any, handle: Any, index: int) -> InventoryDevice:
         name=try_call(nvml.nvmlDeviceGetName, handle) or "NVIDIA GPU",
         backend=NvmlReader.backend,
         memory_total_bytes=total_bytes,
-        power_limit_w=None if limit_mw is None else or_none("power_limit_w", limit_mw / 1000),
-        pci_bus_id=None if pci is None else pci.busId,
+        power_limit_w=limit_mw and or_none("power_limit_w", limit_mw / 1000),
+        pci_bus_id=pci and pci.busId,
         driver=try_call(nvml.nvmlSystemGetDriverVersion),
         slowdown_c=or_none("slowdown_c", slowdown_c),
         memory_reserved_bytes=reserved_bytes,
@@ -189,10 +179,25 @@ def _describe(nvml: Any, handle: Any, index: int) -> InventoryDevice:
     )
 
 
+def _describe_slice(nvml: Any, handle: Any, card: InventoryDevice) -> InventoryDevice:
+    total_bytes, reserved_bytes = _memory(nvml, handle)
+    return replace(
+        card,
+        uuid=nvml.nvmlDeviceGetUUID(handle),
+        name=try_call(nvml.nvmlDeviceGetName, handle) or f"{card.name} MIG",
+        memory_total_bytes=total_bytes,
+        power_limit_w=None,  # only the card has one
+        slowdown_c=None,
+        memory_reserved_bytes=reserved_bytes,
+        parent_uuid=card.uuid,
+        slice=f"{nvml.nvmlDeviceGetGpuInstanceId(handle)}/{nvml.nvmlDeviceGetComputeInstanceId(handle)}",
+    )
+
+
 def _memory(nvml: Any, handle: Any) -> tuple[int | None, int]:
     """Return the total memory and the memory reserved by the driver (0 if the driver counts it as used)."""
     memory = try_call(nvml.nvmlDeviceGetMemoryInfo, handle)
-    total = None if memory is None else or_none("memory_total_bytes", int(memory.total))
+    total = memory and or_none("memory_total_bytes", int(memory.total))
     try:
         reserved = int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).reserved)
     except (nvml.NVMLError, AttributeError, TypeError):
@@ -210,22 +215,23 @@ def find_mps_obstacle(uuid: str) -> str | None:
     """Return why MPS cannot be used on a card: its age, or another daemon; None: it can be used."""
     with _card(uuid) as (nvml, handle):
         capability = try_call(nvml.nvmlDeviceGetCudaComputeCapability, handle)
-        names = {
-            one.pid: try_call(Path(f"/proc/{one.pid}/comm").read_text) or ""  # it may not be visible from here
-            for one in try_call(nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle) or ()
-        }
+        processes = try_call(nvml.nvmlDeviceGetComputeRunningProcesses_v3, handle) or ()
     if handle is None:
         return "NVML does not find the device"
     if capability is not None and tuple(capability) < _VOLTA:
         return f"the device is older than Volta (compute capability {capability[0]}.{capability[1]})"
-    server = next((pid for pid, name in names.items() if name.startswith(_MPS_SERVER)), None)
-    return f"another MPS daemon uses the device (its server is process {server})" if server else None
+    for process in processes:
+        name = try_call(Path(f"/proc/{process.pid}/comm").read_text) or ""  # it may not be visible from here
+        if name.startswith(_MPS_SERVER):
+            return f"another MPS daemon uses the device (its server is process {process.pid})"
+    return None
 
 
 def list_mps_clients(uuid: str) -> set[int]:
     """Return the processes that use a card through MPS, as far as NVML lists them."""
     with _card(uuid) as (nvml, handle):
-        return {one.pid for one in try_call(nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle) or ()}
+        clients = try_call(nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle) or ()
+    return {client.pid for client in clients}
 
 
 @contextmanager
@@ -261,9 +267,12 @@ class FaultWatch:
         """Collect the faults of this device from now on."""
         self._watched.pop(uuid, None)
         try:
-            card = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if is_slice else handle
-            gpu_instance = nvml.nvmlDeviceGetGpuInstanceId(handle) if is_slice else None
-            if all(_address(card) != other for other, _ in self._watched.values()):  # slices share events
+            card = handle
+            gpu_instance = None
+            if is_slice:
+                card = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+                gpu_instance = nvml.nvmlDeviceGetGpuInstanceId(handle)
+            if all(_address(card) != address for address, _ in self._watched.values()):  # slices share events
                 kinds = nvml.nvmlDeviceGetSupportedEventTypes(card) & nvml.nvmlEventTypeXidCriticalError
                 if not kinds:
                     raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
@@ -295,11 +304,11 @@ class FaultWatch:
 
     def close(self, nvml: Any | None) -> None:
         """Free the event set; without ``nvml`` it no longer exists."""
-        events, self._events = self._events, None
+        if self._events is not None and nvml is not None:
+            try_call(nvml.nvmlEventSetFree, self._events)
+        self._events = None
         self._watched.clear()
         self.pending.clear()
-        if events is not None and nvml is not None:
-            try_call(nvml.nvmlEventSetFree, events)
 
 
 def _address(handle: Any) -> int | None:
@@ -327,26 +336,26 @@ def parse_dmon_row(text: str) -> tuple[int, Shares] | None:
     if row is None:
         return None
     shares: Shares = {}
-    for metric, said in zip(_FROM_DCGM, row.groups()[1:], strict=True):
+    for metric, share in zip(_FROM_DCGM, row.groups()[1:], strict=True):
         try:
-            shares[metric] = check_range(metric, round(float(said) * 100, 3), said)
+            shares[metric] = check_range(metric, round(float(share) * 100, 3), share)
         except NoAnswer as reason:
             shares[metric] = str(reason)
         except ValueError:  # N/A
-            shares[metric] = one_line(said)
+            shares[metric] = one_line(share)
     return int(row[1]), shares
 
 
 def parse_discovery(text: str) -> dict[int, str]:
     """Map DCGM's number of a device to its UUID, from ``dcgmi discovery -l``."""
-    found: dict[int, str] = {}
-    number: int | None = None
+    uuids = {}
+    number = None
     for line in text.splitlines():
         if row := _LISTED_ID.match(line):
             number = int(row[1])
         if number is not None and (uuid := _LISTED_UUID.search(line)):
-            found[number] = uuid[1]
-    return found
+            uuids[number] = uuid[1]
+    return uuids
 
 
 class DcgmActivity:
@@ -368,21 +377,28 @@ class DcgmActivity:
 
     def complete(self, uuid: str, reading: Reading) -> Reading:
         """Return the reading with the metrics that NVML lacks and dcgmi has."""
-        wanted = {metric: reading.missing[metric] for metric in _FROM_DCGM if metric in reading.missing}
-        if not wanted:
+        lacking = [metric for metric in _FROM_DCGM if metric in reading.missing]
+        if not lacking:
             return reading
         shares = self._shares(uuid)
-        values: dict[str, Any] = {m: shares[m] for m in wanted if isinstance(shares.get(m), float)}
-        missing = {metric: why for metric, why in reading.missing.items() if metric not in wanted}
-        missing |= {m: f"{why}; {shares[m]}" for m, why in wanted.items() if m in shares and m not in values}
+        values: dict[str, Any] = {}
+        missing = dict(reading.missing)
+        for metric in lacking:
+            share = shares.get(metric)
+            if isinstance(share, str):
+                missing[metric] += f"; {share}"
+                continue
+            del missing[metric]
+            if share is not None:
+                values[metric] = share
         sources = {**reading.sources, **dict.fromkeys(values, "dcgmi")}
         return replace(reading, **values, missing=missing, sources=sources)
 
     def close(self) -> None:
         """Stop dcgmi."""
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.close()
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = None
         self._latest.clear()
 
     def _shares(self, uuid: str) -> Shares:
@@ -395,12 +411,11 @@ class DcgmActivity:
         at_s, shares = self._latest.get(uuid, (self._started_s, None))
         if self._clock.monotonic_s() - at_s > _TOO_OLD_S or (shares is None and self._stream.ended):
             return dict.fromkeys(_FROM_DCGM, f"dcgmi: {self._stream.last_message or 'no data for this device'}")
-        return {  # the first reason is kept: each new text would be a new gap
-            metric: self._first_reasons.setdefault((uuid, metric), f"dcgmi: {share}")
-            if isinstance(share, str)
-            else share
-            for metric, share in (shares or {}).items()
-        }
+        shares = dict(shares or {})
+        for metric, share in shares.items():
+            if isinstance(share, str):  # the first reason is kept: each new text would be a new gap
+                shares[metric] = self._first_reasons.setdefault((uuid, metric), f"dcgmi: {share}")
+        return shares
 
     def _prepare(self) -> list[str]:
         """Map DCGM's numbers to UUIDs and return the command to stream from; runs in the stream's thread."""

@@ -10,8 +10,8 @@ are asked every 5 s, warm ones every 2 s while they are watched; expensive calls
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -19,7 +19,9 @@ from typing import Any
 from badcjobs.devices.reading_builder import Call, NoAnswer, Question, ReadingBuilder, check_number, or_none, reason_of
 from badcjobs.model import ProcessReading, Reading
 
-UNINITIALIZED, _INVALID_ARGUMENT, _GPU_IS_LOST = 1, 2, 15
+UNINITIALIZED = 1
+_INVALID_ARGUMENT = 2
+_GPU_IS_LOST = 15
 # Not Supported, Insufficient Permissions, Function Not Found; a version of a call that the driver does not have yet, or
 # no longer has.
 _PERMANENT = frozenset((3, 4, 13, 25, 26))
@@ -73,7 +75,8 @@ class NvmlCallBudget:
 
 # --- the questions ---------------------------------------------------------------------------------------------------
 
-_WARM_S, _COLD_S = 1.9, 4.9  # every 2 and 5 s, with some tolerance for an early tick
+_WARM_S = 1.9  # every 2 s, with some tolerance for an early tick
+_COLD_S = 4.9  # every 5 s
 _SHORTEST_WINDOW_S = 0.2  # GPM needs its samples at least 0.1 s apart
 _NOW = float("-inf")
 
@@ -107,7 +110,7 @@ def _utilization(nvml: Any, handle: Any) -> tuple[int, int]:
 
 
 # The metrics of a question, and its calls: the first one that this driver and this binding support is used.
-_HOT: tuple[tuple[Any, ...], ...] = (
+_HOT = (
     (("utilization_percent", "memory_utilization_percent"), _utilization),
     (
         ("memory_used_bytes",),
@@ -169,13 +172,17 @@ class GpmWindows:
     """The GPM windows of one card or slice; raises NoAnswer if the device does not support GPM."""
 
     def __init__(self, nvml: Any, handle: Any, *, to_slice: bool) -> None:
-        card = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if to_slice else handle
-        if not nvml.nvmlGpmQueryDeviceSupport(card).isSupportedDevice:
-            raise NoAnswer("not supported by the driver")
         self._nvml = nvml
-        self._card = card
-        self._gpu_instance = nvml.nvmlDeviceGetGpuInstanceId(handle) if to_slice else None
-        names = _ACTIVITY if to_slice else _ACTIVITY | _TRAFFIC
+        self._card = handle
+        self._gpu_instance = None
+        names = _ACTIVITY | _TRAFFIC
+        if to_slice:
+            self._card = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+            self._gpu_instance = nvml.nvmlDeviceGetGpuInstanceId(handle)
+            names = _ACTIVITY
+
+        if not nvml.nvmlGpmQueryDeviceSupport(self._card).isSupportedDevice:
+            raise NoAnswer("not supported by the driver")
         self._metrics = tuple(names)
         self._request = nvml.c_nvmlGpmMetricsGet_t(version=nvml.NVML_GPM_METRICS_GET_VERSION, numMetrics=len(names))
         for place, name in enumerate(names.values()):
@@ -191,26 +198,144 @@ class GpmWindows:
         else:
             self._nvml.nvmlGpmMigSampleGet(self._card, self._gpu_instance, end)
         if self._has_begun:
-            self._request.sample1, self._request.sample2 = begin, end
+            self._request.sample1 = begin
+            self._request.sample2 = end
             self._nvml.nvmlGpmMetricsGet(self._request)
-            for metric, one in zip(self._metrics, self._request.metrics, strict=False):
-                if one.nvmlReturn:
-                    builder.add_missing([metric], str(self._nvml.NVMLError(one.nvmlReturn)))
-                elif not isfinite(one.value):
-                    builder.add_missing([metric], "Not Available")
-                elif metric in _TRAFFIC:
-                    builder.add(metric, round(one.value * 2**20), "gpm")
-                else:
-                    full = 100 < one.value <= 100 + _OVERSHOOT_PERCENT
-                    builder.add(metric, 100.0 if full else one.value, "gpm")
-        self._samples, self._has_begun = [end, begin], True
+            for metric, answer in zip(self._metrics, self._request.metrics, strict=False):
+                self._add_answer(metric, answer, builder)
+        self._samples = [end, begin]
+        self._has_begun = True
+
+    def _add_answer(self, metric: str, answer: Any, builder: ReadingBuilder) -> None:
+        if answer.nvmlReturn:
+            builder.add_missing([metric], str(self._nvml.NVMLError(answer.nvmlReturn)))
+        elif not isfinite(answer.value):
+            builder.add_missing([metric], "Not Available")
+        elif metric in _TRAFFIC:
+            builder.add(metric, round(answer.value * 2**20), "gpm")
+        elif 100 < answer.value <= 100 + _OVERSHOOT_PERCENT:
+            builder.add(metric, 100.0, "gpm")
+        else:
+            builder.add(metric, answer.value, "gpm")
 
     def close(self) -> None:
         """Free the samples."""
-        samples, self._samples = self._samples, []
-        for sample in samples:
+        while self._samples:
             with suppress(Exception):  # broad: a sample that is not freed does no harm
-                self._nvml.nvmlGpmSampleFree(sample)
+                self._nvml.nvmlGpmSampleFree(self._samples.pop())
+
+
+class PcieCounters:
+    """Turns the counters of the bytes that crossed a card's PCIe bus into rates."""
+
+    def __init__(self) -> None:
+        self._question = Question(tuple(_PCIE_BYTES), _read_counters, is_refusal=is_refusal)
+        self._earlier: tuple[float, list[int]] | None = None  # time, and the counters at that time
+
+    def add_rates(self, nvml: Any, handle: Any, now_s: float, builder: ReadingBuilder) -> None:
+        """Add the rates between two readings of the counters."""
+        if not self._question.calls:
+            return
+        try:
+            counts = self._question.ask(nvml, handle)
+        except NoAnswer as reason:
+            builder.add_missing(_PCIE_BYTES, str(reason), permanent=not self._question.calls)
+            return
+        earlier = self._earlier
+        self._earlier = (now_s, counts)
+        if earlier is None or now_s <= earlier[0]:
+            return
+        earlier_s, earlier_counts = earlier
+        moved = [count - before for count, before in zip(counts, earlier_counts, strict=True)]
+        if min(moved) < 0:  # NVML's manual: the value can wrap
+            builder.add_missing(_PCIE_BYTES, "the byte counter was reset")
+            return
+        for metric, moved_bytes in zip(_PCIE_BYTES, moved, strict=True):
+            builder.add(metric, round(moved_bytes / (now_s - earlier_s)), "counters")
+
+    def reset(self) -> None:
+        """Begin again: the next counters are the first."""
+        self._earlier = None
+
+
+def _read_counters(nvml: Any, handle: Any) -> list[int]:
+    counts = []
+    for field in nvml.nvmlDeviceGetFieldValues(handle, list(_PCIE_BYTES.values())):
+        if field.nvmlReturn == nvml.NVML_ERROR_INVALID_ARGUMENT:  # the answer of a driver without this field
+            raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+        if field.nvmlReturn:
+            raise nvml.NVMLError(field.nvmlReturn)
+        counts.append(int(check_number(getattr(field.value, _MEMBER.get(field.valueType, "ullVal")))))
+    return counts
+
+
+class DeviceProcesses:
+    """Lists the processes of a device, and how long each of them kept it busy."""
+
+    def __init__(self, refusal: Callable[[Exception], bool]) -> None:
+        self.list_is_empty = False
+        self._compute, *self._more = (
+            Question((), *_calls_for_processes(kind), is_refusal=refusal)
+            for kind in ("Compute", "Graphics", "MPSCompute")  # an MPS server is a compute process, with its clients
+        )
+        self._samples = Question((), self._new_samples, is_refusal=refusal)
+        self._sampled_until_us: int | None = None  # the newest sample, by the driver's clock; None: not read yet
+        self._percents: dict[int, list[int]] = {}  # pid → its samples since the processes were listed
+
+    @property
+    def have_shares(self) -> bool:
+        """Whether the device may report how busy each process keeps it."""
+        return bool(self._samples.calls)
+
+    def shares_since(self, nvml: Any, handle: Any) -> dict[int, float]:
+        """Return the mean SM utilization of each process since the last call."""
+        is_first = self._sampled_until_us is None
+        try:
+            samples = self._samples.ask(nvml, handle)
+        except NoAnswer:
+            return {}
+        self._sampled_until_us = max([self._sampled_until_us or 0, *(sample.timeStamp for sample in samples)])
+        if is_first:  # the driver keeps old samples: the first call only finds the last one
+            return {}
+        by_pid: dict[int, list[int]] = {}
+        for sample in samples:
+            if sample.smUtil <= 100:  # some drivers return samples without values
+                by_pid.setdefault(sample.pid, []).append(sample.smUtil)
+        for pid, percents in by_pid.items():
+            self._percents.setdefault(pid, []).extend(percents)
+        return {pid: sum(percents) / len(percents) for pid, percents in by_pid.items()}
+
+    def add_list(self, nvml: Any, handle: Any, builder: ReadingBuilder) -> None:
+        """Add the processes to the reading, with their shares since the last list."""
+        shares = {pid: round(sum(percents) / len(percents)) for pid, percents in self._percents.items()}
+        self._percents = {}
+        self.list_is_empty = False
+        try:
+            processes = list(self._compute.ask(nvml, handle))
+        except NoAnswer as reason:
+            builder.add_missing(["processes"], str(reason))
+            return
+        for question in self._more:
+            with suppress(NoAnswer):  # many cards and all slices list only compute processes
+                # A process that uses compute and graphics is in both lists, each with all its memory.
+                processes = [*question.ask(nvml, handle), *processes]
+        memory = {process.pid: or_none("memory_used_bytes", process.usedGpuMemory) for process in processes}
+        builder.processes = tuple(
+            ProcessReading(pid, memory.get(pid), shares.get(pid))
+            for pid in sorted({*memory, *shares})  # a process that has ended still has a share
+        )
+        self.list_is_empty = not builder.processes
+
+    def reset(self) -> None:
+        """Begin again: the next samples are the first."""
+        self._sampled_until_us = None
+        self._percents = {}
+
+    def _new_samples(self, nvml: Any, handle: Any) -> list[Any]:
+        try:
+            return list(nvml.nvmlDeviceGetProcessUtilization(handle, self._sampled_until_us or 0))
+        except nvml.NVMLError_NotFound:  # no process ran since then
+            return []
 
 
 def _calls_for_processes(kind: str) -> tuple[Call, Call]:
@@ -229,28 +354,25 @@ class NvmlDevice:
     def __init__(self, uuid: str) -> None:
         self.is_slice = uuid.startswith("MIG-")
         self.handle: Any = None  # None: not looked up yet, or lost
-        refused = dict.fromkeys(_BOARD_WIDE, "board-wide under MIG") if self.is_slice else {}
+        refused = {}
+        if self.is_slice:
+            refused = dict.fromkeys(_BOARD_WIDE, "board-wide under MIG")
         self._builder = ReadingBuilder(refused)
+
         refusal = partial(is_refusal, by_slice=self.is_slice)
         self._hot, self._warm, self._cold, self._expensive = (
-            [Question(*asked, is_refusal=refusal) for asked in questions if asked[0][0] not in refused]
+            [Question(*question, is_refusal=refusal) for question in questions if question[0][0] not in refused]
             for questions in (_HOT, _WARM, _COLD, _EXPENSIVE)
         )
-        self._warm_due_s = self._cold_due_s = _NOW
-        self._energy_budget, self._process_budget = NvmlCallBudget(), NvmlCallBudget()
-        self._gpm_budget = NvmlCallBudget(most_turns=1)  # a window then lasts two turns, without a gap
+        self._counters = PcieCounters()
+        self._processes = DeviceProcesses(refusal)
         self._gpm: GpmWindows | None = None
         self._has_gpm: bool | None = None  # None: not known yet
-        self._counters = Question(tuple(_PCIE_BYTES), _read_counters, is_refusal=is_refusal)
-        self._counted: tuple[float, list[int]] | None = None  # time, and the counters at that time
-        self._compute, *self._others = (
-            Question((), *_calls_for_processes(kind), is_refusal=refusal)
-            for kind in ("Compute", "Graphics", "MPSCompute")  # an MPS server is a compute process, with its clients
-        )
-        self._shares = Question((), self._samples_of_processes, is_refusal=refusal)
-        self._seen_until_us: int | None = None  # last sample of processes, by the driver's clock; None: not read yet
-        self._percents: dict[int, list[int]] = {}  # pid → its samples since the processes were listed
-        self._lists_none = False  # the last list of processes was empty
+
+        self._warm_due_s = self._cold_due_s = _NOW
+        self._energy_budget = NvmlCallBudget()
+        self._process_budget = NvmlCallBudget()
+        self._gpm_budget = NvmlCallBudget(most_turns=1)  # a window then lasts two turns, without a gap
 
     def read(self, nvml: Any, now_s: float, *, watched: bool = False) -> Reading:
         """Read what is due; raise NVML's error if the device is lost, DeviceUnreadable if it gives no value."""
@@ -259,18 +381,26 @@ class NvmlDevice:
         builder.ask(self._hot, nvml, self.handle)
         builder.raise_if_empty()
         cold = now_s >= self._cold_due_s
-        if cold or (watched and now_s >= self._warm_due_s):
-            self._warm_due_s = now_s + _WARM_S
-            builder.ask(self._warm, nvml, self.handle)
-            if cold:
-                self._cold_due_s = now_s + _COLD_S
-                builder.ask(self._cold, nvml, self.handle)
-                if self._energy_budget.is_due():
-                    with self._energy_budget.timed():
-                        builder.ask(self._expensive, nvml, self.handle)
-            self._read_activity(nvml, now_s, builder, cold=cold, watched=watched)
-        elif self._has_gpm is False and not self._shares.calls:  # there is no better source
-            builder.use_utilization()
+        warm = watched and now_s >= self._warm_due_s
+        if not cold and not warm:
+            if self._has_gpm is False and not self._processes.have_shares:  # there is no better source
+                builder.use_utilization()
+            return builder.finish()
+
+        self._warm_due_s = now_s + _WARM_S
+        builder.ask(self._warm, nvml, self.handle)
+        if cold:
+            self._cold_due_s = now_s + _COLD_S
+            builder.ask(self._cold, nvml, self.handle)
+            if self._energy_budget.is_due():
+                with self._energy_budget.timed():
+                    builder.ask(self._expensive, nvml, self.handle)
+        if self._has_gpm is not False and (watched or self._gpm_budget.is_due()):
+            with self._gpm_budget.timed():
+                self._read_gpm(nvml, builder)
+        if self._has_gpm is False and not self.is_slice:
+            self._counters.add_rates(nvml, self.handle, now_s, builder)
+        self._read_processes(nvml, builder, cold=cold)
         return builder.finish()
 
     def force_full_read(self, now_s: float) -> None:
@@ -284,36 +414,11 @@ class NvmlDevice:
         """Forget the handle of the device, not what it refused; without ``nvml`` there is nothing to free."""
         self.handle = None
         self._cold_due_s = _NOW
-        gpm, self._gpm = self._gpm, None
-        if gpm is not None and nvml is not None:
-            gpm.close()
-        self._seen_until_us = self._counted = None
-        self._percents = {}
-
-    def _read_activity(self, nvml: Any, now_s: float, builder: ReadingBuilder, *, cold: bool, watched: bool) -> None:
-        """Add the activity of the device since the last time."""
-        if self._has_gpm is not False and (watched or self._gpm_budget.is_due()):
-            with self._gpm_budget.timed():
-                self._read_gpm(nvml, builder)
-        if self._has_gpm is False and not self.is_slice:
-            self._read_pcie(nvml, now_s, builder)
-        # Without GPM the shares of the processes are the busy time; with GPM they are skipped if they are expensive.
-        with_shares = not self._has_gpm or (cold and self._process_budget.is_due())
-        with self._process_budget.timed() if with_shares else nullcontext():
-            shares = self._shares_since(nvml) if with_shares else {}
-            if cold:
-                self._list_processes(nvml, builder)
-        if "busy_percent" in builder.values:
-            return
-        if self._has_gpm and "busy_percent" not in builder.missing:
-            return  # the window is not over yet
-        if shares:
-            builder.add("busy_percent", min(100.0, sum(shares.values())), "processes")
-        # In a container the list may be empty because it shows no process of the host: then use the utilization.
-        elif self._lists_none and not builder.values.get("utilization_percent"):
-            builder.add("busy_percent", 0.0, "processes")
-        else:
-            builder.use_utilization()
+        if self._gpm is not None and nvml is not None:
+            self._gpm.close()
+        self._gpm = None
+        self._counters.reset()
+        self._processes.reset()
 
     def _read_gpm(self, nvml: Any, builder: ReadingBuilder) -> None:
         try:
@@ -327,79 +432,29 @@ class NvmlDevice:
                 return
             if self._gpm is not None:
                 self._gpm.close()
-            self._gpm, self._has_gpm = None, False
+            self._gpm = None
+            self._has_gpm = False
             builder.add_missing(_ONLY_FROM_GPM, f"no GPM on this device: {reason_of(error)}", permanent=True)
 
-    def _read_pcie(self, nvml: Any, now_s: float, builder: ReadingBuilder) -> None:
-        """Add the rates between two readings of the counters."""
-        if not self._counters.calls:
-            return
-        try:
-            counts = self._counters.ask(nvml, self.handle)
-        except NoAnswer as reason:
-            builder.add_missing(_PCIE_BYTES, str(reason), permanent=not self._counters.calls)
-            return
-        before, self._counted = self._counted, (now_s, counts)
-        if before is None or now_s <= before[0]:
-            return
-        moved = [new - old for new, old in zip(counts, before[1], strict=True)]
-        if min(moved) < 0:  # NVML's manual: the value can wrap
-            builder.add_missing(_PCIE_BYTES, "the byte counter was reset")
-            return
-        for metric, one in zip(_PCIE_BYTES, moved, strict=True):
-            builder.add(metric, round(one / (now_s - before[0])), "counters")
+    def _read_processes(self, nvml: Any, builder: ReadingBuilder, *, cold: bool) -> None:
+        """List the processes if it is time, and add the busy time if GPM does not give it."""
+        # Without GPM the shares of the processes are the busy time; with GPM they are skipped if they are expensive.
+        shares = {}
+        if not self._has_gpm or (cold and self._process_budget.is_due()):
+            with self._process_budget.timed():
+                shares = self._processes.shares_since(nvml, self.handle)
+                if cold:
+                    self._processes.add_list(nvml, self.handle, builder)
+        elif cold:
+            self._processes.add_list(nvml, self.handle, builder)
 
-    def _list_processes(self, nvml: Any, builder: ReadingBuilder) -> None:
-        percents, self._percents = self._percents, {}
-        shares = {pid: sum(values) / len(values) for pid, values in percents.items()}
-        self._lists_none = False
-        try:
-            listed = list(self._compute.ask(nvml, self.handle))
-        except NoAnswer as reason:
-            builder.add_missing(["processes"], str(reason))
+        window_is_open = self._has_gpm and "busy_percent" not in builder.missing
+        if window_is_open or "busy_percent" in builder.values:
             return
-        for question in self._others:
-            with suppress(NoAnswer):  # many cards and all slices list only compute processes
-                # A process that uses compute and graphics is in both lists, each with all its memory.
-                listed = [*question.ask(nvml, self.handle), *listed]
-        memory = {one.pid: or_none("memory_used_bytes", one.usedGpuMemory) for one in listed}
-        builder.processes = tuple(
-            ProcessReading(pid, memory.get(pid), round(shares[pid]) if pid in shares else None)
-            for pid in sorted({*memory, *shares})  # a process that has ended still has a share
-        )
-        self._lists_none = not builder.processes
-
-    def _shares_since(self, nvml: Any) -> dict[int, float]:
-        """Return the mean SM utilization of each process since the last call."""
-        first = self._seen_until_us is None
-        try:
-            samples = self._shares.ask(nvml, self.handle)
-        except NoAnswer:
-            return {}
-        self._seen_until_us = max([self._seen_until_us or 0, *(one.timeStamp for one in samples)])
-        if first:  # the driver keeps old samples: the first call only finds the last one
-            return {}
-        by_pid: dict[int, list[int]] = {}
-        for one in samples:
-            if one.smUtil <= 100:  # some drivers return samples without values
-                by_pid.setdefault(one.pid, []).append(one.smUtil)
-        for pid, percents in by_pid.items():
-            self._percents.setdefault(pid, []).extend(percents)
-        return {pid: sum(percents) / len(percents) for pid, percents in by_pid.items()}
-
-    def _samples_of_processes(self, nvml: Any, handle: Any) -> list[Any]:
-        try:
-            return list(nvml.nvmlDeviceGetProcessUtilization(handle, self._seen_until_us or 0))
-        except nvml.NVMLError_NotFound:  # no process ran since then
-            return []
-
-
-def _read_counters(nvml: Any, handle: Any) -> list[int]:
-    counts = []
-    for field in nvml.nvmlDeviceGetFieldValues(handle, list(_PCIE_BYTES.values())):
-        if field.nvmlReturn == nvml.NVML_ERROR_INVALID_ARGUMENT:  # the answer of a driver without this field
-            raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
-        if field.nvmlReturn:
-            raise nvml.NVMLError(field.nvmlReturn)
-        counts.append(int(check_number(getattr(field.value, _MEMBER.get(field.valueType, "ullVal")))))
-    return counts
+        if shares:
+            builder.add("busy_percent", min(100.0, sum(shares.values())), "processes")
+        # In a container the list may be empty because it shows no process of the host: then use the utilization.
+        elif self._processes.list_is_empty and not builder.values.get("utilization_percent"):
+            builder.add("busy_percent", 0.0, "processes")
+        else:
+            builder.use_utilization()

@@ -26,13 +26,18 @@ class ProgramFailed(Exception):
 
 def find_program(name: str, search_path: str | None) -> str | None:
     """Return the path of a program; None if it is not found, or without a search path."""
-    return shutil.which(name, path=search_path) if search_path else None  # which() takes None for our own PATH
+    if not search_path:
+        return None  # which() takes None for our own PATH
+    return shutil.which(name, path=search_path)
 
 
 def one_line(text: str) -> str:
     """Return the output of a program as one printable line of limited length."""
-    line = " ".join("".join(c if c.isprintable() else " " for c in text[: 2 * _LONGEST_REASON]).split())
-    return line if len(line) <= _LONGEST_REASON else line[:_LONGEST_REASON] + "…"
+    printable = "".join(c if c.isprintable() else " " for c in text[: 2 * _LONGEST_REASON])
+    line = " ".join(printable.split())
+    if len(line) <= _LONGEST_REASON:
+        return line
+    return line[:_LONGEST_REASON] + "…"
 
 
 def run_program(argv: Sequence[str], timeout_s: float = 5) -> str:
@@ -40,7 +45,7 @@ def run_program(argv: Sequence[str], timeout_s: float = 5) -> str:
 
     Raises ProgramFailed if it fails, takes too long or prints too much.
     """
-    lines: list[str] = []
+    lines = []
     left = _MOST_BYTES
 
     def on_line(line: str) -> bool:
@@ -106,9 +111,10 @@ class Stream:
         try:
             argv = self._prepare()
             with self._changed:  # else close() could miss a program that is just starting
-                self._process = None if self._closing else _start(argv)
-            if self._process is not None:
-                self._read_lines(self._process)
+                if self._closing:
+                    return
+                self._process = _start(argv)
+            self._read_lines(self._process)
         except OSError as error:
             self._messages.append(f"it does not start: {error.strerror}")
         except ProgramFailed as error:
@@ -123,15 +129,21 @@ class Stream:
         at_line_start = True
         with process.stdout as pipe:
             while piece := pipe.readline(_LONGEST_LINE):
-                text = piece.decode(errors="replace").strip() if at_line_start else ""  # drop the rest of a long line
+                text = piece.decode(errors="replace").strip()
+                if text and at_line_start and not self._on_line(text):  # the rest of a long line is dropped
+                    self._add_message(one_line(text))
                 at_line_start = piece.endswith(b"\n")
-                if text and not self._on_line(text) and (message := one_line(text)) not in self._messages:
-                    self._messages.append(message)
                 with self._changed:
                     self._changed.notify_all()
-        self.exit_code = code = process.wait()
-        if not self._messages:
-            self._messages.append(f"ended with exit code {code}" if code >= 0 else f"ended by signal {-code}")
+        self.exit_code = process.wait()
+        if not self._messages and self.exit_code < 0:
+            self._messages.append(f"ended by signal {-self.exit_code}")
+        elif not self._messages:
+            self._messages.append(f"ended with exit code {self.exit_code}")
+
+    def _add_message(self, message: str) -> None:
+        if message not in self._messages:
+            self._messages.append(message)
 
 
 def _start(argv: Sequence[str]) -> subprocess.Popen[bytes]:

@@ -33,9 +33,7 @@ _OF_A_UNIT = {
     "pid": (0, 2**32 - 1),
 }
 _OF_A_DEVICE = ("index", "memory_total_bytes", "power_limit_w", "slowdown_c", "pid")  # and of its processes
-LIMITS: Mapping[str, tuple[float, float]] = {
-    name: _OF_A_UNIT[name.rpartition("_")[2]] for name in (*METRICS, *_OF_A_DEVICE)
-}
+LIMITS = {name: _OF_A_UNIT[name.rpartition("_")[2]] for name in (*METRICS, *_OF_A_DEVICE)}
 _NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)  # NVML's numbers for "no value"
 
 
@@ -43,12 +41,13 @@ class NoAnswer(Exception):
     """A question has no answer now, or an implausible one; the text is the reason."""
 
 
-def check_range(metric: str, value: Value, said: object = None) -> Value:
-    """Return the value; raise NoAnswer if it is an implausible number, with ``said`` in the reason."""
-    if isinstance(value, int | float) and metric in LIMITS:
-        low, high = LIMITS[metric]
-        if not low <= value <= high:  # NaN fails this test too
-            raise NoAnswer(f"implausible value: {str(value if said is None else said)[:60]}")
+def check_range(metric: str, value: Value, text: object = None) -> Value:
+    """Return the value; raise NoAnswer if it is an implausible number, with its ``text`` in the reason."""
+    if not isinstance(value, int | float) or metric not in LIMITS:
+        return value
+    low, high = LIMITS[metric]
+    if not low <= value <= high:  # NaN fails this test too
+        raise NoAnswer(f"implausible value: {str(text or value)[:60]}")
     return value
 
 
@@ -129,7 +128,9 @@ class ReadingBuilder:
     @property
     def missing(self) -> Mapping[str, str]:
         """Metric → why the device does not give it, now or permanently."""
-        return {**self._refused, **self._failed} if self._failed else self._refused
+        if not self._failed:
+            return self._refused
+        return {**self._refused, **self._failed}
 
     def ask(self, questions: Iterable[Question], package: Any, handle: Any) -> None:
         """Ask the questions that the device has not refused, and add the answers."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 from math import cos, inf, pi, sin
 from pathlib import Path
@@ -53,9 +53,10 @@ def parse_script(
     document: Mapping[str, Any], source: str = "the simulation script"
 ) -> tuple[int, tuple[SimulatedDevice, ...]]:
     """Return the number of devices and those that a script describes; raise BadInput that names every mistake."""
-    tables, count = document.get("device", []), document.get("devices")
-    known = ("device", "devices")
-    mistakes = [f"unknown key {key!r}; known are devices and [[device]]" for key in document if key not in known]
+    tables = document.get("device", [])
+    count = document.get("devices")
+    unknown = [key for key in document if key not in ("device", "devices")]
+    mistakes = [f"unknown key {key!r}; known are devices and [[device]]" for key in unknown]
     if count is not None and not _is_count(count, 1):
         mistakes.append(f"devices = {count!r} must be a whole number from 1")
     if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
@@ -66,16 +67,19 @@ def parse_script(
     indices = [table["index"] for table in tables if _is_count(table.get("index"))]
     mistakes += [f"two tables for device {index}" for index in sorted(set(indices)) if indices.count(index) > 1]
     if mistakes:
-        many = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-        raise BadInput(f"{source} has {many}", why="\n".join(mistakes))
-    return count or max(indices, default=0) + 1, tuple(SimulatedDevice(**_frozen(table)) for table in tables)
+        noun = "mistake" if len(mistakes) == 1 else "mistakes"
+        raise BadInput(f"{source} has {len(mistakes)} {noun}", why="\n".join(mistakes))
+    devices = tuple(SimulatedDevice(**_frozen(table)) for table in tables)
+    return count or max(indices, default=0) + 1, devices
 
 
 def _frozen(value: Any) -> Any:
     """Return the table with tuples instead of lists, at all levels."""
     if isinstance(value, Mapping):
-        return {key: _frozen(one) for key, one in value.items()}
-    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+        return {key: _frozen(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return tuple(map(_frozen, value))
+    return value
 
 
 def _find_mistakes(table: Mapping[str, Any]) -> Iterator[str]:
@@ -84,15 +88,17 @@ def _find_mistakes(table: Mapping[str, Any]) -> Iterator[str]:
     for key, value in table.items():
         if key not in _EXPECTED:
             yield f"unknown key {key!r}; allowed are {', '.join(_EXPECTED)}"
-        elif not _EXPECTED[key][0](value):
-            yield f"{key} = {value!r} is not {_EXPECTED[key][1]}"
-    lost_at_s: Any = table.get("lost_at_s")
+            continue
+        is_valid, description = _EXPECTED[key]
+        if not is_valid(value):
+            yield f"{key} = {value!r} is not {description}"
+    lost_at_s = table.get("lost_at_s")
     back_at_s: Any = table.get("back_at_s")
     if _is_number(back_at_s) and not (_is_number(lost_at_s) and lost_at_s < back_at_s):
         yield "'back_at_s' needs an earlier 'lost_at_s'"
 
 
-def _is_number(value: Any, low: float = 0, high: float = float("inf")) -> bool:
+def _is_number(value: Any, low: float = 0, high: float = inf) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
@@ -101,25 +107,26 @@ def _is_count(value: Any, low: int = 0) -> bool:
 
 
 def _are_pairs(value: Any, first: Check, second: Check) -> bool:
-    pairs = isinstance(value, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in value)
-    return pairs and all(first(one) and second(other) for one, other in value)
+    if not isinstance(value, list):
+        return False
+    return all(isinstance(pair, list) and len(pair) == 2 and first(pair[0]) and second(pair[1]) for pair in value)
 
 
-def _course(unit: str, low: float, high: float) -> tuple[Check, str]:
+def _course(unit: str, high: float) -> tuple[Check, str]:
     """Return the check of a list of steps, and its description."""
 
     def is_course(value: Any) -> bool:
-        pairs = _are_pairs(value, _is_number, lambda number: _is_number(number, low, high))
-        return pairs and all(earlier[0] < later[0] for earlier, later in pairwise(value))
+        are_steps = _are_pairs(value, _is_number, lambda number: _is_number(number, 0, high))
+        return are_steps and all(earlier[0] < later[0] for earlier, later in pairwise(value))
 
-    return is_course, f"a list of [from_s, {unit}] in order of time, with {unit} from {low:g} to {high:g}"
+    return is_course, f"a list of [from_s, {unit}] in order of time, with {unit} from 0 to {high:g}"
 
 
-_EXPECTED: Mapping[str, tuple[Check, str]] = {
+_EXPECTED = {
     "index": (_is_count, "a whole number from 0"),
-    "load": _course("percent", 0, 100),
-    "temperature_c": _course("°C", 0, 150),
-    "fan_percent": _course("percent", 0, 100),
+    "load": _course("percent", 100),
+    "temperature_c": _course("°C", 150),
+    "fan_percent": _course("percent", 100),
     "lost_at_s": (_is_number, "a number of seconds"),
     "back_at_s": (_is_number, "a number of seconds"),
     "unsupported": (
@@ -159,9 +166,12 @@ def simulated_memory_bytes(folder: Path, uuid: str, *, without_pid: int | None =
 
 # --- the reader ------------------------------------------------------------------------------------------------------
 
-IDLE_W, FULL_W, LIMIT_W = 50.0, 280.0, 300.0  # full load is below 95 % of the limit, where alerts start
+IDLE_W = 50.0
+FULL_W = 280.0  # below 95 % of the limit, where alerts start
+LIMIT_W = 300.0
 
-_WAVE_MEAN, _WAVE_SWING = 80.0, 15.0  # percent
+_WAVE_MEAN = 80.0  # percent
+_WAVE_SWING = 15.0
 _WAVE_RAD_PER_S = 2 * pi / 60
 _PCIE_BYTES_PER_S = 2 * 10**9  # received under full load; it sends a tenth of it
 _GPU_IDLE = 0x1  # NVML's throttle reason of an idle device
@@ -190,8 +200,10 @@ class SimulatedReader(GpuReader):
             )
         self._devices = {simulated_uuid(i): scripted.get(i, SimulatedDevice(i)) for i in range(self.count)}
         self._read_at_s = dict.fromkeys(self._devices, self._now_s())
-        plural = "" if self.count == 1 else "s"
-        self.why = f"{self.count} simulated device{plural} requested" + (", with a script" if self.script else "")
+        noun = "device" if self.count == 1 else "devices"
+        self.why = f"{self.count} simulated {noun} requested"
+        if self.script:
+            self.why += ", with a script"
 
     def inventory(self) -> Sequence[InventoryDevice]:
         """List all devices, including lost ones."""
@@ -215,12 +227,13 @@ class SimulatedReader(GpuReader):
         at_s = self._now_s()
         if device.lost_at_s is not None and device.lost_at_s <= at_s < (device.back_at_s or inf):
             raise DeviceUnreadable("GPU is lost (simulated)")
-        since_s, self._read_at_s[uuid] = self._read_at_s[uuid], at_s
-        faults = tuple(text for fault_s, text in device.fault if since_s <= fault_s < at_s)
-        reading = replace(reading_at(device, at_s), faults=faults)
-        if self.ledger is None or reading.memory_used_bytes is None:
-            return reading
-        return replace(reading, memory_used_bytes=simulated_memory_bytes(self.ledger, uuid))
+        since_s = self._read_at_s[uuid]
+        self._read_at_s[uuid] = at_s
+        reading = reading_at(device, at_s)
+        reading.faults = tuple(text for fault_s, text in device.fault if since_s <= fault_s < at_s)
+        if self.ledger is not None and reading.memory_used_bytes is not None:
+            reading.memory_used_bytes = simulated_memory_bytes(self.ledger, uuid)
+        return reading
 
     def _now_s(self) -> float:
         return max(0, self.clock.now_ms() - self.started_at_ms) / 1000
@@ -234,14 +247,15 @@ def simulated_uuid(index: int) -> str:
 def reading_at(device: SimulatedDevice, at_s: float) -> Reading:
     """Return a reading with all metrics derived from the load; unsupported ones are None."""
     load = load_at(device, at_s)
-    celsius, fan = step_at(device.temperature_c or (), at_s), step_at(device.fan_percent or (), at_s)
-    listed = device.processes
-    processes = None if listed is None else tuple(ProcessReading(pid, mib * 2**20) for pid, mib in listed)
+    temperature_c = step_at(device.temperature_c or (), at_s)
+    if temperature_c is None:
+        temperature_c = 35 + 0.45 * load
+    fan_percent = step_at(device.fan_percent or (), at_s)
     reading = Reading(
         utilization_percent=round(load),
         memory_utilization_percent=round(load / 2),
         memory_used_bytes=round(device.memory_total_mib * 2**20 * (0.05 + 0.005 * load)),
-        temperature_c=round(35 + 0.45 * load if celsius is None else celsius),
+        temperature_c=round(temperature_c),
         power_w=IDLE_W + (FULL_W - IDLE_W) * load / 100,
         energy_j=IDLE_W * at_s + (FULL_W - IDLE_W) * load_integral(device, at_s) / 100,
         sm_clock_mhz=round(345 + 16 * load),
@@ -252,13 +266,15 @@ def reading_at(device: SimulatedDevice, at_s: float) -> Reading:
         busy_percent=float(load),
         pcie_rx_bytes_per_s=round(_PCIE_BYTES_PER_S * load / 100),
         pcie_tx_bytes_per_s=round(_PCIE_BYTES_PER_S * load / 1000),
-        fan_percent=None if fan is None else round(fan),
+        fan_percent=None if fan_percent is None else round(fan_percent),
+        missing=dict.fromkeys(device.unsupported, "Not Supported (simulated)"),
         sources={"busy_percent": "simulated"},
-        processes=processes,
     )
-    missing = dict.fromkeys(device.unsupported, "Not Supported (simulated)")
-    nothing: dict[str, Any] = dict.fromkeys(device.unsupported)
-    return replace(reading, **nothing, missing=missing)
+    if device.processes is not None:
+        reading.processes = tuple(ProcessReading(pid, mib * 2**20) for pid, mib in device.processes)
+    for metric in device.unsupported:
+        setattr(reading, metric, None)
+    return reading
 
 
 def load_at(device: SimulatedDevice, at_s: float) -> float:
@@ -304,12 +320,24 @@ _PROCESSES = """
 SELECT pid, memory_used_bytes, sm_percent FROM process_at AS at JOIN process_sample AS p ON p.rowid = at.row
 WHERE at.device_id = ? AND at.at_ms = ? ORDER BY at.row
 """
-# A gap without a device is a gap of the recorder, and so of all devices.
-_GAPS = """
-SELECT metric, from_ms, to_ms, reason FROM gap
-WHERE (device_id = ? OR device_id IS NULL) AND from_ms <= ? ORDER BY from_ms
-"""
 _SOURCES = "SELECT metric, source FROM metric_source WHERE device_id = ? AND from_ms <= ? ORDER BY from_ms"
+# A gap without a device is a gap of the recorder, and so of all devices.
+_DEVICE_GAP = """
+SELECT from_ms, reason FROM gap
+WHERE (device_id = ? OR device_id IS NULL) AND metric IS NULL AND from_ms <= ? ORDER BY from_ms DESC LIMIT 1
+"""
+_METRIC_GAPS = "SELECT metric, reason FROM gap WHERE device_id = ? AND metric NOT NULL AND ? BETWEEN from_ms AND to_ms"
+_EXTENT = """
+SELECT min(from_ms), max(to_ms) FROM (
+    SELECT min(at_ms) AS from_ms, max(at_ms) AS to_ms FROM sample_at JOIN device USING (device_id) WHERE uuid NOT NULL
+    UNION ALL SELECT from_ms, to_ms FROM gap WHERE metric IS NULL
+)
+"""
+_MOST_SAMPLES = """
+SELECT count(*), min(at_ms), max(at_ms) FROM sample_at JOIN device USING (device_id) WHERE uuid NOT NULL
+GROUP BY device_id ORDER BY 1 DESC, 2 DESC, 3 DESC LIMIT 1
+"""
+_LONGEST_SILENCE_MS = 5000
 
 
 class ReplayReader(GpuReader):
@@ -322,26 +350,13 @@ class ReplayReader(GpuReader):
         self._started_at_ms = started_at_ms
         self._db = _open(path)
         try:
-            tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            if "source_file" in tables:
-                raise BadInput(
-                    f"{path} is a job database, which cannot be replayed",
-                    why="its devices are those of many tasks, at different times",
-                    fix=f"--simulate {path.parent / 'tasks'}/…   (one of the task databases it was made of)",
-                )
-            if absent := [table for table in _TABLES if table not in tables]:
-                why = f"it has no table {' and no table '.join(absent)}"
-                raise BadInput(f"{path} is not a task database", why=why, fix=_MAKE_ONE)
-            self._db.executescript(_INDEX)
-            self._ids, self._inventory = self._load_devices()
-            begin_ms, end_ms, self._step_ms = self._load_extent(path)
-        except (sqlite3.Error, BadInput) as error:
+            self._load(path)
+        except BadInput:
             self._db.close()
-            if isinstance(error, BadInput):
-                raise
+            raise
+        except sqlite3.Error as error:
+            self._db.close()
             raise BadInput(f"the recording {path} cannot be read", why=str(error)) from error
-        self._begin_ms = begin_ms
-        self._length_ms = end_ms - begin_ms + self._step_ms
         self.why = f"replay of {path}, {self._length_ms / 1000:.1f} s long, repeated at its end"
 
     def inventory(self) -> Sequence[InventoryDevice]:
@@ -353,60 +368,80 @@ class ReplayReader(GpuReader):
         if uuid not in self._ids:
             raise DeviceUnreadable(f"the recording has no device {uuid!r}")
         elapsed_ms = max(0, self._clock.now_ms() - self._started_at_ms)
-        device_id, at_ms = self._ids[uuid], self._begin_ms + elapsed_ms % self._length_ms
         try:
-            sample_ms, *numbers = self._db.execute(_SAMPLE, (device_id, at_ms)).fetchone() or (None,)
-            gaps = self._db.execute(_GAPS, (device_id, at_ms)).fetchall()
-            known = self._db.execute(_SOURCES, (device_id, sample_ms)).fetchall()
-            listed = self._db.execute(_PROCESSES, (device_id, sample_ms)).fetchall()
+            return self._read_at(self._ids[uuid], self._begin_ms + elapsed_ms % self._length_ms)
         except sqlite3.Error as error:
             raise DeviceUnreadable(f"the recording cannot be read: {error}") from error
-        for metric, from_ms, _, reason in reversed(gaps):
-            if metric is None:  # the last gap that has begun, over or not
-                if sample_ms != at_ms and (sample_ms is None or from_ms >= sample_ms):
-                    raise DeviceUnreadable(reason)
-                break
-        if sample_ms is None or at_ms - sample_ms > max(3 * self._step_ms, 5000):
-            raise DeviceUnreadable("the recording has no sample at this time")
-        values = dict(zip(METRICS, numbers, strict=True))
-        last = {metric: (to_ms, why) for metric, from_ms, to_ms, why in gaps if from_ms <= sample_ms}
-        missing = {m: why for m, (to_ms, why) in last.items() if values.get(m, 0) is None and to_ms >= sample_ms}
-        sources = {metric: source for metric, source in known if metric in values}
-        processes = tuple(ProcessReading(*one) for one in listed) or None  # None: the processes were not listed
-        return Reading(**values, missing=missing, sources=sources, processes=processes)
 
     def close(self) -> None:
         """Close the recording; its devices can still be listed, but no longer read."""
         self._db.close()
 
-    def _load_devices(self) -> tuple[dict[str, int], list[InventoryDevice]]:
-        """Return the ids of the devices by UUID, and the devices: cards by index, each followed by its slices."""
-        ask = f"SELECT device_id, uuid, device_index, {', '.join(_DEVICE)} FROM device WHERE uuid NOT NULL"
-        rows = self._db.execute(f"{ask} ORDER BY device_index, parent_uuid NOT NULL, token").fetchall()
-        devices = []
-        for position, (_, uuid, index, *values) in enumerate(rows):
-            facts: dict[str, Any] = {n: value for n, value in zip(_DEVICE, values, strict=True) if value is not None}
-            place = position if index is None else index
-            devices.append(InventoryDevice(uuid=uuid, backend=self.backend, index=place, **{"name": "GPU", **facts}))
-        return {uuid: device_id for device_id, uuid, *_ in rows}, devices
+    def _read_at(self, device_id: int, at_ms: int) -> Reading:
+        sample = self._db.execute(_SAMPLE, (device_id, at_ms)).fetchone()
+        sample_ms, *numbers = sample or (-inf,)
+        gap = self._db.execute(_DEVICE_GAP, (device_id, at_ms)).fetchone()  # the last one that has begun, over or not
+        if gap is not None and sample_ms <= gap[0] and sample_ms != at_ms:
+            raise DeviceUnreadable(gap[1])
+        if at_ms - sample_ms > max(3 * self._step_ms, _LONGEST_SILENCE_MS):
+            raise DeviceUnreadable("the recording has no sample at this time")
 
-    def _load_extent(self, path: Path) -> tuple[int, int, int]:
-        """Return the first time, the last time, and the usual interval of the samples."""
-        times = self._db.execute(
-            "SELECT count(*), min(at_ms), max(at_ms) FROM sample_at JOIN device USING (device_id)"
-            " WHERE uuid NOT NULL GROUP BY device_id"
-        ).fetchall()
-        if not times:
+        values = dict(zip(METRICS, numbers, strict=True))
+        gaps = self._db.execute(_METRIC_GAPS, (device_id, sample_ms))
+        sources = self._db.execute(_SOURCES, (device_id, sample_ms))
+        processes = self._db.execute(_PROCESSES, (device_id, sample_ms))
+        return Reading(
+            **values,
+            missing={metric: reason for metric, reason in gaps if metric in values and values[metric] is None},
+            sources={metric: source for metric, source in sources if metric in values},
+            processes=tuple(ProcessReading(*row) for row in processes) or None,  # None: the processes were not listed
+        )
+
+    def _load(self, path: Path) -> None:
+        """Check that this is a recording, and load its devices and its extent."""
+        tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if "source_file" in tables:
+            raise BadInput(
+                f"{path} is a job database, which cannot be replayed",
+                why="its devices are those of many tasks, at different times",
+                fix=f"--simulate {path.parent / 'tasks'}/…   (one of the task databases it was made of)",
+            )
+        absent = [table for table in _TABLES if table not in tables]
+        if absent:
+            why = f"it has no table {' and no table '.join(absent)}"
+            raise BadInput(f"{path} is not a task database", why=why, fix=_MAKE_ONE)
+        self._db.executescript(_INDEX)
+        self._load_devices()
+
+        most_samples = self._db.execute(_MOST_SAMPLES).fetchone()
+        if most_samples is None:
             raise BadInput(
                 f"the recording {path} has no sample of any device",
                 why="it was recorded without a GPU, or with telemetry off",
                 fix=_MAKE_ONE,
             )
-        gaps = self._db.execute("SELECT from_ms, to_ms FROM gap WHERE metric IS NULL").fetchall()
-        begin_ms = min([*(first for _, first, _ in times), *(from_ms for from_ms, _ in gaps)])
-        end_ms = max([*(last for *_, last in times), *(to_ms for _, to_ms in gaps)])
-        many, first_ms, last_ms = max(times)
-        return begin_ms, end_ms, max(1, (last_ms - first_ms) // (many - 1) if many > 1 else 1000)
+        samples, first_ms, last_ms = most_samples
+        self._step_ms = 1000  # the usual interval
+        if samples > 1:
+            self._step_ms = max(1, (last_ms - first_ms) // (samples - 1))
+        self._begin_ms, end_ms = self._db.execute(_EXTENT).fetchone()
+        self._length_ms = end_ms - self._begin_ms + self._step_ms
+
+    def _load_devices(self) -> None:
+        """Load the ids of the devices by UUID, and the devices: cards by index, each followed by its slices."""
+        self._ids: dict[str, int] = {}
+        self._inventory: list[InventoryDevice] = []
+        rows = self._db.execute(
+            f"SELECT device_id, uuid, device_index, {', '.join(_DEVICE)} FROM device WHERE uuid NOT NULL"
+            " ORDER BY device_index, parent_uuid NOT NULL, token"
+        )
+        for position, (device_id, uuid, index, *columns) in enumerate(rows):
+            facts = {name: value for name, value in zip(_DEVICE, columns, strict=True) if value is not None}
+            facts = {"name": "GPU", "index": position, **facts}
+            if index is not None:
+                facts["index"] = index
+            self._ids[uuid] = device_id
+            self._inventory.append(InventoryDevice(uuid=uuid, backend=self.backend, **facts))
 
 
 def _open(path: Path) -> sqlite3.Connection:

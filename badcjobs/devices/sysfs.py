@@ -7,22 +7,36 @@ has no such files, so a machine with an NVIDIA card is not read here: its device
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from badcjobs.devices.reading_builder import ReadingBuilder, or_none
+from badcjobs.devices.reading_builder import NoAnswer, ReadingBuilder, or_none
 from badcjobs.model import METRICS, InventoryDevice, Reading
 from badcjobs.seams import DeviceUnreadable, GpuReader, ReaderUnavailable
 
 _VENDORS = {"0x8086": "Intel", "0x1002": "AMD"}
 _NVIDIA = "0x10de"
 # Displays of virtual machines and of server boards: these are no GPUs.
-_DISPLAYS = {"ast", "bochs-drm", "cirrus", "hibmc-drm", "hyperv_drm", "mgag200", "qxl", "simple-framebuffer",
-             "simpledrm", "vboxvideo", "virtio-pci", "virtio_gpu", "vkms", "vmwgfx"}  # fmt: skip
+_DISPLAYS = {
+    "ast",
+    "bochs-drm",
+    "cirrus",
+    "hibmc-drm",
+    "hyperv_drm",
+    "mgag200",
+    "qxl",
+    "simple-framebuffer",
+    "simpledrm",
+    "vboxvideo",
+    "virtio-pci",
+    "virtio_gpu",
+    "vkms",
+    "vmwgfx",
+}
 
 _HWMON = "device/hwmon/hwmon*"
 # Metric → the files that may hold it, below the folder of the card, and the factor to its unit.
-_FILES: Mapping[str, tuple[tuple[str, float], ...]] = {
+_FILES = {
     "utilization_percent": (("device/gpu_busy_percent", 1),),
     "memory_utilization_percent": (("device/mem_busy_percent", 1),),
     "memory_used_bytes": (("device/mem_info_vram_used", 1),),
@@ -30,14 +44,15 @@ _FILES: Mapping[str, tuple[tuple[str, float], ...]] = {
     "power_w": ((f"{_HWMON}/power1_average", 1e-6), (f"{_HWMON}/power1_input", 1e-6)),
     "energy_j": ((f"{_HWMON}/energy1_input", 1e-6),),
     "sm_clock_mhz": (
-        ("gt_act_freq_mhz", 1), ("gt/gt0/rps_act_freq_mhz", 1), ("device/tile0/gt0/freq0/act_freq", 1),
+        ("gt_act_freq_mhz", 1),
+        ("gt/gt0/rps_act_freq_mhz", 1),
+        ("device/tile0/gt0/freq0/act_freq", 1),
         (f"{_HWMON}/freq1_input", 1e-6),
     ),
     "memory_clock_mhz": ((f"{_HWMON}/freq2_input", 1e-6),),
     "fan_percent": ((f"{_HWMON}/pwm1", 100 / 255),),
-}  # fmt: skip
+}
 _FRACTIONS = ("power_w", "energy_j")
-_FACTS = ("device/mem_info_vram_total", f"{_HWMON}/power1_cap")  # the memory and the power limit of a card
 _NOT_SUPPORTED = "not supported by the kernel's driver"
 
 
@@ -57,13 +72,14 @@ class SysfsReader(GpuReader):
         cards = [card for card in cards if re.fullmatch(r"card[0-9]+", card.name)]  # card0-DP-1 is a socket
         if (self._sysfs / "module/nvidia").exists() or has_card(self._sysfs, _NVIDIA):
             raise ReaderUnavailable("the kernel does not report the state of NVIDIA GPUs")
-        found = []
+        devices = []
         for index, card in enumerate(filter(_is_gpu, cards)):
-            found.append(device := _describe(index, card))
+            device = _describe(index, card)
+            devices.append(device)
             self._cards.setdefault(device.uuid, (card, ReadingBuilder({})))
-        if not found:
+        if not devices:
             raise ReaderUnavailable("the kernel lists no GPU")
-        return found
+        return devices
 
     def read(self, uuid: str) -> Reading:
         """Read every file that the driver has."""
@@ -79,11 +95,10 @@ class SysfsReader(GpuReader):
             raise DeviceUnreadable("the kernel no longer lists this device")
         builder.begin()
         for metric in _FILES:
-            value, trouble = _number(card, metric)
-            if value is not None:
-                builder.add(metric, value if metric in _FRACTIONS else round(value))
-            else:
-                builder.add_missing([metric], trouble or _NOT_SUPPORTED)
+            try:
+                builder.add(metric, _read_number(card, metric))
+            except NoAnswer as reason:
+                builder.add_missing([metric], str(reason))
         builder.raise_if_empty()
         builder.use_utilization()
         builder.add_missing(set(METRICS) - builder.values.keys() - builder.missing.keys(), _NOT_SUPPORTED)
@@ -110,16 +125,25 @@ def _text(file: Path) -> str | None:
         return None
 
 
-def _number(card: Path, metric: str) -> tuple[float | None, str | None]:
-    """Return the value of the first file that has a number, and why an existing file has none."""
-    trouble = None
-    existing = ((file, factor) for pattern, factor in _FILES[metric] for file in sorted(card.glob(pattern)))
-    for file, factor in existing:
-        try:
-            return float(file.read_text(encoding="ascii")) * factor, None
-        except (OSError, ValueError) as error:  # some sensors fail while the card sleeps
-            trouble = trouble or f"{file.name}: {getattr(error, 'strerror', None) or 'not a number'}"
-    return None, trouble
+def _read_number(card: Path, metric: str) -> float:
+    """Return the value of the first file that has a number; raise NoAnswer if there is none."""
+    reason = ""
+    for pattern, factor in _FILES[metric]:
+        for file in sorted(card.glob(pattern)):
+            try:
+                value = float(file.read_text(encoding="ascii")) * factor
+                return value if metric in _FRACTIONS else round(value)
+            except (OSError, ValueError) as error:  # some sensors fail while the card sleeps
+                reason = reason or f"{file.name}: {getattr(error, 'strerror', None) or 'not a number'}"
+    raise NoAnswer(reason or _NOT_SUPPORTED)
+
+
+def _read_fact(card: Path, pattern: str) -> int | None:
+    for file in card.glob(pattern):
+        text = _text(file)
+        if text and text.isdecimal():
+            return int(text)
+    return None
 
 
 def _describe(index: int, card: Path) -> InventoryDevice:
@@ -127,14 +151,17 @@ def _describe(index: int, card: Path) -> InventoryDevice:
     vendor = _VENDORS.get(_text(card / "device/vendor") or "", "")
     ids = ":".join((_text(card / f"device/{name}") or "?").removeprefix("0x") for name in ("vendor", "device"))
     unique = _text(card / "device/unique_id")  # AMD: the number that ROCm's names are made of
-    total, limit = (_text(next(iter(card.glob(file)), card / file)) for file in _FACTS)
+    limit_uw = _read_fact(card, f"{_HWMON}/power1_cap")
+    uuid = f"PCI-{address}"
+    if unique:
+        uuid = f"GPU-{unique:0>16}"
     return InventoryDevice(
         index=index,
-        uuid=f"GPU-{unique:0>16}" if unique else f"PCI-{address}",
+        uuid=uuid,
         name=_text(card / "device/product_name") or f"{vendor or 'Unknown'} GPU {ids}",
         backend=SysfsReader.backend,
-        memory_total_bytes=or_none("memory_total_bytes", int(total)) if total and total.isdecimal() else None,
-        power_limit_w=or_none("power_limit_w", int(limit) / 1e6) if limit and limit.isdecimal() else None,
+        memory_total_bytes=or_none("memory_total_bytes", _read_fact(card, "device/mem_info_vram_total")),
+        power_limit_w=or_none("power_limit_w", limit_uw and limit_uw / 1e6),
         pci_bus_id=address if ":" in address else None,
         driver=(card / "device/driver").resolve().name,
         vendor=vendor.lower() or "other",

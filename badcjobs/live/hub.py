@@ -1,199 +1,35 @@
-"""Share one snapshot, as JSON documents, between all clients: at most one is read at a time, and one per interval.
+"""Share one snapshot between all clients: at most one is read at a time, and one per interval.
 
-A client of /api/events or /ws gets a snapshot first, then changes; after a reconnect, the changes that it missed."""
+A client of /ws gets everything first, then changes; after a reconnect, the changes that it missed."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import threading
-from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
-from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from badcjobs.errors import BadcjobsError
-from badcjobs.live.run_files import resolves_outside
-from badcjobs.live.snapshot import Document, Snapshot, alert_document, device_document, task_document
-from badcjobs.live.views import RunView, View, open_run_view, summarize_run
-from badcjobs.model import AskQueue, ProcessFacts, not_asked
-from badcjobs.paths import FileVersion, file_version
-from badcjobs.report import prometheus as metrics
+from badcjobs.live.documents import Documents, Items, json_text
+from badcjobs.live.snapshot import Document, alert_document
 from badcjobs.seams import Clock
-from badcjobs.store.read_model import DeviceFacts, TaskFacts
-from badcjobs.store.read_tasks import read_processes
-
-_OnDevices = Mapping[tuple[str, str | None, str], Sequence[ProcessFacts]]  # by task, UUID and token
-_LOOK_S = 1.0  # the first screen of a large run does not wait for all of its files
-_LOG_BYTES = 512 * 1024  # read from the end of a log, enough for a browser
-
-
-def json_text(document: object) -> str:
-    """Return compact JSON; NaN raises ValueError, because it is not valid JSON."""
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=list)
-
-
-class Item(NamedTuple):
-    """The JSON document of a task or device, and its text as sent to all listeners."""
-
-    document: Document
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Documents:
-    """A snapshot as JSON documents; unchanged tasks and devices keep the Item of the previous snapshot."""
-
-    snapshot: Snapshot
-    total: Document
-    tasks: Mapping[str, Item]  # by name
-    devices: Mapping[str, Item]  # by key
-    alerts: tuple[Document, ...]
-    verdict: Document | None
-
-
-def _item(key: str, facts: TaskFacts | DeviceFacts) -> Item:
-    if isinstance(facts, TaskFacts):
-        document = task_document(facts)
-        return Item(document, json_text(document))
-    document = {"key": key, **device_document(facts)}
-    # Listeners receive every device; they request the chart of an ended task only when they show it.
-    return Item(document, json_text(document if facts.alive else {**document, "trail": None}))
-
-
-# --- the view and the files behind it ---------------------------------------------------------------------------------
-
-
-def open_run(target: Path, clock: Clock, ask_queue: AskQueue = not_asked) -> LiveSource:
-    """Open a run folder or one of its databases; raise DatabaseProblem for anything else."""
-    named = target if target.name not in ("", "..") else target.resolve()  # "badcjobs serve ." in a run folder
-    view = open_run_view(named, clock, confined=True, ask_queue=ask_queue)
-    folder = view.files.folder.path.absolute()
-    run = folder.parent if folder.name == "tasks" else folder
-    return LiveSource(view, run)
-
-
-@dataclass(slots=True)
-class LiveSource:
-    """The view of a run or a machine, and the files of the run folder."""
-
-    view: View
-    home: Path | None = None  # the run folder; links that leave it are not followed; None: a machine
-    _known: dict[str, tuple[TaskFacts | DeviceFacts, Item]] = field(default_factory=dict)  # by name or key
-    _processes: dict[str, tuple[FileVersion | None, _OnDevices]] = field(default_factory=dict)
-
-    def look(self) -> Documents:
-        """Read what has changed, as far as a short time allows; unchanged tasks and devices keep their documents."""
-        snapshot = self.view.look(_LOOK_S)
-        now: dict[str, TaskFacts | DeviceFacts] = {task.name: task for task in snapshot.tasks}
-        seen: Counter[str] = Counter()
-        for device in snapshot.devices:
-            key = f"{device.task or device.node}/{device.uuid or device.token or device.index}"
-            seen[key] += 1
-            now[key if seen[key] == 1 else f"{key}#{seen[key]}"] = device
-        same = {key: known for key, known in self._known.items() if now.get(key) == known[0]}
-        self._known = {key: same.get(key) or (facts, _item(key, facts)) for key, facts in now.items()}
-        return Documents(
-            snapshot,
-            total=snapshot.total.to_dict(),
-            tasks={key: item for key, (facts, item) in self._known.items() if isinstance(facts, TaskFacts)},
-            devices={key: item for key, (facts, item) in self._known.items() if isinstance(facts, DeviceFacts)},
-            alerts=tuple(map(alert_document, snapshot.alerts)),
-            verdict=snapshot.verdict_document,
-        )
-
-    def prometheus(self, documents: Documents) -> str:
-        """Return the metrics for Prometheus; those of a whole run only when all of its tasks have been read."""
-        snapshot = documents.snapshot
-        things: dict[str, Sequence[Any]] = {
-            metrics.INFO: (None,),
-            # The last reading of an ended or silent task is not current.
-            metrics.READING: [device for device in snapshot.devices if device.alive],
-            metrics.HOST: [task for task in snapshot.tasks if task.state == "running"],
-            metrics.ALERTS: (self.view,),
-        }
-        run = ""
-        if isinstance(self.view, RunView):
-            files = self.view.files
-            run = str((files.only or files.folder.path).resolve())
-            summary = summarize_run(files, snapshot)
-            whole = () if snapshot.unread or files.unaccounted else (summary,)
-            things |= {**metrics.accounts_of(summary), metrics.RUN: whole, metrics.ALERTS: whole}
-        return metrics.prometheus_text(metrics.samples_of(things, run))
-
-    def processes(self, documents: Documents) -> Mapping[str, Sequence[Document]]:
-        """Return the processes on the devices of running tasks, by device key; an unchanged file is not read again."""
-        found: dict[str, list[Document]] = defaultdict(list)
-        for device in (item.document for item in documents.devices.values()):
-            task = device["task"]
-            path = self._file(f"{task}.sqlite") if task and device["alive"] else None
-            if path is None:
-                continue
-            mark, known = file_version(path), self._processes.get(task)
-            if known is None or known[0] != mark:
-                known = self._processes[task] = (mark, read_processes(path))
-            found[device["key"]] += map(asdict, known[1].get((task, device["uuid"], device["token"]), ()))
-        return {key: processes for key, processes in found.items() if processes}
-
-    def log_end(self, task: str, lines: int) -> tuple[Sequence[str], bool] | None:
-        """Return the last lines of a task's log, and whether that is the complete log; None: no readable log."""
-        path = self._file(f"{task}.log")
-        if path is None:
-            return None
-        try:
-            with path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                file.seek(max(0, size - _LOG_BYTES))
-                tail = file.read(_LOG_BYTES).decode("utf-8", "replace").splitlines()
-        except OSError:  # removed since, or not readable
-            return None
-        if size > _LOG_BYTES:
-            del tail[:1]  # an incomplete line
-        return tail[-lines:], size <= _LOG_BYTES and len(tail) <= lines
-
-    def _file(self, name: str) -> Path | None:
-        """Return a task's file in the run folder or its tasks folder; links to other places are not followed."""
-        for folder in (self.home / "tasks", self.home) if self.home else ():
-            path = folder / name
-            with suppress(OSError):  # not readable
-                inside = path.parent == folder and not resolves_outside(folder, self.home or folder)
-                if inside and path.is_file() and path.resolve().parent == folder.resolve():
-                    return path
-        return None
-
-
-# --- one snapshot for all clients -------------------------------------------------------------------------------------
 
 Result = TypeVar("Result")
-EVENTS = "text/event-stream"
-# The page loads its scripts and styles from this server only, and connects to no other server.
-HEADERS = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
-        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-resource-policy": "same-origin",
-    "cross-origin-opener-policy": "same-origin",
-    "cache-control": "no-store",
-}
-_OPENING = b"retry: 2000\n\n"  # ms until a client reconnects
-_END = b""
 _HEARTBEAT_EVERY_S = 10.0
 _PAUSE_S = 0.05  # between the parts of a large run
 _MAX_LISTENERS = 256
-_MAX_WAITING = 32  # events for one listener
-_KEPT = 64  # events, for clients that reconnect
+_MAX_WAITING = 32  # messages for one listener
+_KEPT = 64  # changes, for clients that reconnect
+_SERVER_ENDS = 1001  # the code of a closing WebSocket
 
 
 def unavailable(why: str) -> HTTPException:
@@ -239,7 +75,7 @@ class Hub:
     interval_s: float = 2.0
     always: bool = False  # read also without listeners, so that there is a history to show
     patience_s: float = 10.0  # how long a request waits for data
-    listeners: set[EventStream] = field(default_factory=set)
+    listeners: set[Listener] = field(default_factory=set)
     last: Documents | None = None  # the newest, however old
     looks: int = 0
     look_ms: float | None = None
@@ -248,7 +84,7 @@ class Hub:
     _pending: asyncio.Task[Documents] | None = None
     _read_at_s: float | None = None
     _closed: bool = False
-    _changes: deque[tuple[str, bytes]] = field(default_factory=lambda: deque(maxlen=_KEPT))  # (previous id, event)
+    _changes: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=_KEPT))  # (previous id, message)
     _number: int = 0  # of changes
     started_at_s: float = field(init=False)
     _started_at_ms: int = field(init=False)
@@ -258,16 +94,25 @@ class Hub:
         self._started_at_ms = self.clock.now_ms()
         self.started_at_s = self._sent_at_s = self.clock.monotonic_s()
 
+    # --- reading ---
+
     @property
     def age_s(self) -> float | None:
         """The age of the newest documents."""
-        return None if self._read_at_s is None else self.clock.monotonic_s() - self._read_at_s
+        if self._read_at_s is None:
+            return None
+        return self.clock.monotonic_s() - self._read_at_s
+
+    @property
+    def _is_due(self) -> bool:
+        return self.age_s is None or self.age_s >= self.interval_s
 
     async def latest(self) -> Documents:
         """Return documents not older than the interval, or what is read so far; raise a 503 if not ready in time."""
-        is_new = self.age_s is not None and self.age_s < self.interval_s
-        if self.last is not None and (is_new or self.last.snapshot.unread) and not self.trouble:
-            return self.last  # a large run is being read for the first time, in parts
+        last = self.last
+        # A large run is being read for the first time, in parts.
+        if last is not None and not self.trouble and (last.snapshot.unread or not self._is_due):
+            return last
         if self._pending is not None and self.trouble:
             raise unavailable(self.trouble)  # reading hangs: only one request waits for it
         try:
@@ -289,7 +134,7 @@ class Hub:
 
     def refresh(self) -> None:
         """Start reading if the newest documents are too old; do not wait."""
-        if self.age_s is None or self.age_s >= self.interval_s:
+        if self._is_due:
             self._start_reading()
 
     def _start_reading(self) -> asyncio.Task[Documents]:
@@ -309,66 +154,18 @@ class Hub:
             raise unavailable(error_line(error)) from error
         finally:
             self._pending = None
+
         self._read_at_s = self.clock.monotonic_s()
         self.look_ms = 1000 * (self._read_at_s - began_s)
         self.looks += 1
-        before, self.last = self.last, documents
-        event = self._full_event() if before is None else self._change_event(before, documents)
-        if event is not None:
-            self._send(event)
+        before = self.last
+        self.last = documents
+        if before is None:
+            self._send(self._everything(documents))
+        else:
+            self._send_change(before, documents)
         self._set_trouble(None)
         return documents
-
-    @property
-    def _id(self) -> str:
-        return f"{self._started_at_ms:x}-{self._number}"  # another one after a restart of the server
-
-    def _full_event(self) -> bytes | None:
-        """Return everything as an event; None: nothing has been read yet."""
-        if self.last is None:
-            return None
-        head = {"title": self.last.snapshot.title, "of_run": self.last.snapshot.of_run}
-        return event_text("snapshot", _text(head, self.last, self.last.tasks, self.last.devices), self._id)
-
-    def _change_event(self, before: Documents, now: Documents) -> bytes | None:
-        """Return what has changed as an event, which is kept for clients that reconnect; None: nothing."""
-        tasks = {key: item for key, item in now.tasks.items() if before.tasks.get(key) is not item}
-        devices = {key: item for key, item in now.devices.items() if before.devices.get(key) is not item}
-        gone = {
-            "gone_tasks": [name for name in before.tasks if name not in now.tasks],
-            "gone_devices": [key for key in before.devices if key not in now.devices],
-        }
-        rest = [(one.total, one.alerts, one.snapshot.remarks, one.snapshot.reading) for one in (before, now)]
-        if not (tasks or devices or any(gone.values()) or rest[0] != rest[1]):
-            return None
-        last_id = self._id
-        self._number += 1
-        event = event_text("change", _text(gone, now, tasks, devices), self._id)
-        self._changes.append((last_id, event))
-        return event
-
-    def _catch_up(self, last_id: str | None) -> list[bytes]:
-        """Return the events that a client needs after ``last_id``; None: it is new."""
-        known = [before for before, _ in self._changes]
-        if last_id in known:
-            return [event for _, event in self._changes][known.index(last_id) :]
-        full = None if last_id == self._id else self._full_event()
-        return [] if full is None else [full]
-
-    def _set_trouble(self, trouble: str | None) -> None:
-        if trouble != self.trouble:
-            self.trouble = trouble
-            self._send_heartbeat()
-
-    def _send_heartbeat(self) -> None:
-        """Send a heartbeat: the time of the newest documents, and why there are no newer ones."""
-        at_ms = None if self.last is None else self.last.snapshot.at_ms
-        self._send(event_text("beat", json_text({"at_ms": at_ms, "trouble": self.trouble})))
-
-    def _send(self, event: bytes) -> None:
-        self._sent_at_s = self.clock.monotonic_s()
-        for listener in self.listeners:
-            listener.put(event)
 
     async def run(self) -> None:
         """Read repeatedly while there are listeners, until closed."""
@@ -384,100 +181,157 @@ class Hub:
                 self._send_heartbeat()
             await asyncio.sleep(self.interval_s)
 
-    def join(self, last_id: str | None) -> EventStream:
+    # --- messages ---
+
+    @property
+    def _id(self) -> str:
+        return f"{self._started_at_ms:x}-{self._number}"  # another one after a restart of the server
+
+    def _everything(self, documents: Documents) -> str:
+        """Return the message with everything."""
+        snapshot = documents.snapshot
+        head = {"title": snapshot.title, "of_run": snapshot.of_run}
+        return _message("snapshot", _state_text(documents, head, documents.tasks, documents.devices), self._id)
+
+    def _send_change(self, before: Documents, now: Documents) -> None:
+        """Send what has changed, and keep it for clients that reconnect."""
+        tasks = _changed(before.tasks, now.tasks)
+        devices = _changed(before.devices, now.devices)
+        gone = {
+            "gone_tasks": [name for name in before.tasks if name not in now.tasks],
+            "gone_devices": [key for key in before.devices if key not in now.devices],
+        }
+        if not (tasks or devices or any(gone.values())) and _rest(before) == _rest(now):
+            return
+        last_id = self._id
+        self._number += 1
+        message = _message("change", _state_text(now, gone, tasks, devices), self._id)
+        self._changes.append((last_id, message))
+        self._send(message)
+
+    def _set_trouble(self, trouble: str | None) -> None:
+        if trouble != self.trouble:
+            self.trouble = trouble
+            self._send_heartbeat()
+
+    def _send_heartbeat(self) -> None:
+        """Send the time of the newest documents, and why there are no newer ones."""
+        at_ms = self.last and self.last.snapshot.at_ms
+        self._send(_message("beat", json_text({"at_ms": at_ms, "trouble": self.trouble})))
+
+    def _send(self, message: str) -> None:
+        self._sent_at_s = self.clock.monotonic_s()
+        for listener in self.listeners:
+            listener.put(message)
+
+    # --- listeners ---
+
+    def join(self, last_id: str | None) -> Listener:
         """Add a listener for the current state and all changes; raise a 503 if there are too many."""
         if self._closed or len(self.listeners) >= _MAX_LISTENERS:
             raise unavailable(f"too many listeners ({len(self.listeners)})")
-        listener = EventStream([_OPENING, *self._catch_up(last_id)], self.listeners.discard)
+        listener = Listener(self._missed(last_id), on_close=self.listeners.discard)
         self.listeners.add(listener)
         self.refresh()
         return listener
+
+    def _missed(self, last_id: str | None) -> list[str]:
+        """Return the messages that a client needs after ``last_id``; None: it is new."""
+        if self.last is None or last_id == self._id:
+            return []
+        ids = [previous_id for previous_id, _ in self._changes]
+        if last_id not in ids:
+            return [self._everything(self.last)]
+        messages = [message for _, message in self._changes]
+        return messages[ids.index(last_id) :]
 
     def close(self) -> None:
         """Disconnect every listener and stop reading."""
         self._closed = True
         for listener in self.listeners:
-            listener.put(_END)
+            listener.put(None)
 
 
-class EventStream(StreamingResponse):
-    """One connection to /api/events or /ws, and the events still to be sent."""
+class Listener:
+    """One client of /ws, and the messages still to be sent to it; an ASGI application for its connection."""
 
-    def __init__(self, first: list[bytes], on_close: Callable[[EventStream], None]) -> None:
-        super().__init__(self._events(), headers={**HEADERS, "content-type": EVENTS, "x-accel-buffering": "no"})
+    def __init__(self, messages: Sequence[str], on_close: Callable[[Listener], None]) -> None:
         self._on_close = on_close
         self._abort: Callable[[], None] = lambda: None
-        self._waiting: asyncio.Queue[bytes] = asyncio.Queue()
-        for event in first:
-            self._waiting.put_nowait(event)
+        self._waiting: asyncio.Queue[str | None] = asyncio.Queue()
+        for message in messages:
+            self._waiting.put_nowait(message)
 
-    def put(self, event: bytes) -> None:
-        """Add an event, or the end; a listener that reads too slowly is disconnected."""
-        self._waiting.put_nowait(event)
+    def put(self, message: str | None) -> None:
+        """Add a message, or None, the end; a client that reads too slowly is disconnected."""
+        self._waiting.put_nowait(message)
         if self._waiting.qsize() > _MAX_WAITING:
             self._abort()  # a normal close would wait forever for the unread buffer
 
-    async def _events(self) -> AsyncIterator[bytes]:
-        while event := await self._waiting.get():
-            yield event
+    async def messages(self) -> AsyncIterator[str]:
+        """Yield messages until the end."""
+        while True:
+            message = await self._waiting.get()
+            if message is None:
+                return
+            yield message
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send events until the listener disconnects, is too slow, or the server ends."""
+        """Send messages until the client leaves, reads too slowly, or the server ends."""
         self._abort = scope.get("state", {}).get("abort", self._abort)
+        socket = WebSocket(scope, receive, send)
         try:
-            await (
-                self._push(receive, send) if scope["type"] == "websocket" else super().__call__(scope, receive, send)
-            )
+            await socket.accept()
+            work = [asyncio.ensure_future(part) for part in (self._push(socket), _wait_for_end(socket))]
+            await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+            for task in work:
+                task.cancel()
+            await asyncio.gather(*work, return_exceptions=True)
         finally:
             self._on_close(self)
 
-    async def _push(self, receive: Receive, send: Send) -> None:
-        """Send the events over a WebSocket; what the client sends is ignored."""
-
-        async def send_all() -> None:
-            async for event in self._events():
-                if event != _OPENING:
-                    await send({"type": "websocket.send", "text": message_text(event)})
-            await send({"type": "websocket.close", "code": 1001})  # the server ends
-
-        async def wait_for_end() -> None:
-            while (await receive())["type"] != "websocket.disconnect":
-                pass
-
-        await receive()  # the request for a connection
-        await send({"type": "websocket.accept"})
-        work = [asyncio.ensure_future(one()) for one in (send_all, wait_for_end)]
-        await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
-        for one in work:
-            one.cancel()
-        await asyncio.gather(*work, return_exceptions=True)
+    async def _push(self, socket: WebSocket) -> None:
+        async for message in self.messages():
+            await socket.send_text(message)
+        await socket.close(_SERVER_ENDS)
 
 
-# --- events -----------------------------------------------------------------------------------------------------------
+async def _wait_for_end(socket: WebSocket) -> None:
+    """Ignore what a client sends until it leaves."""
+    while (await socket.receive())["type"] != "websocket.disconnect":
+        pass
 
 
-def event_text(name: str, data: str, event_id: str | None = None) -> bytes:
-    """Return one server-sent event; ``data`` is JSON without line breaks."""
-    head = "" if event_id is None else f"id: {event_id}\n"
-    return f"{head}event: {name}\ndata: {data}\n\n".encode("utf-8", "replace")
+def _message(event: str, data: str, event_id: str | None = None) -> str:
+    """Return one message for /ws; ``data`` is JSON."""
+    text = f'{{"event":"{event}","id":{json_text(event_id)},"data":{data}}}'
+    return text.encode("utf-8", "replace").decode()  # a file name may not be valid Unicode
 
 
-def message_text(event: bytes) -> str:
-    """Return a server-sent event as one JSON text, for a WebSocket."""
-    lines = dict(line.split(": ", 1) for line in event.decode().strip().split("\n"))
-    return f'{{"event":"{lines["event"]}","id":{json_text(lines.get("id"))},"data":{lines["data"]}}}'
+def _changed(before: Items, now: Items) -> Items:
+    return {key: item for key, item in now.items() if before.get(key) is not item}
 
 
-def _text(head: Mapping[str, Any], documents: Documents, tasks: Mapping[str, Item], devices: Mapping[str, Item]) -> str:
+def _rest(documents: Documents) -> tuple[object, ...]:
+    """Return what a client shows besides tasks and devices."""
     snapshot = documents.snapshot
-    rest = {
+    return documents.total, documents.alerts, snapshot.remarks, snapshot.reading
+
+
+def _state_text(documents: Documents, head: Document, tasks: Items, devices: Items) -> str:
+    """Return the state as JSON, with some of the tasks and devices, whose texts are ready."""
+    snapshot = documents.snapshot
+    state = {
+        **head,
         "at_ms": snapshot.at_ms,
         "verdict": documents.verdict,
         "reading": snapshot.reading,
         "total": documents.total,
         "alerts": documents.alerts,
-        "findings": list(map(alert_document, snapshot.findings)),
+        "findings": [alert_document(finding) for finding in snapshot.findings],
         "remarks": snapshot.remarks,
     }
-    of_tasks, of_devices = (",".join(item.text for item in items.values()) for items in (tasks, devices))
-    return f'{json_text({**head, **rest})[:-1]},"tasks":[{of_tasks}],"devices":[{of_devices}]}}'
+    begin = json_text(state).removesuffix("}")
+    task_texts = ",".join(item.text for item in tasks.values())
+    device_texts = ",".join(item.text for item in devices.values())
+    return f'{begin},"tasks":[{task_texts}],"devices":[{device_texts}]}}'

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from badcjobs.errors import BadcjobsError, DatabaseProblem
 from badcjobs.model import CutShort, Reading
@@ -51,6 +52,13 @@ class _FileState:
         return all(not task.alive for task in self.tasks)
 
 
+class _Accounts(NamedTuple):
+    """The tasks of a file as they were read, and with the accounts of their devices."""
+
+    read_from: tuple[TaskFacts, ...]
+    tasks: tuple[TaskFacts, ...]
+
+
 @dataclass(slots=True)
 class RunFiles:
     """The databases of a run folder, or a single one of them (``only``).
@@ -62,9 +70,8 @@ class RunFiles:
     only: Path | None
     clock: Clock
     confined: bool
-    _seen: dict[str, _FileState] = field(default_factory=dict)
-    # name → the tasks as they were read, and with their accounts; the one read longest ago is first
-    _accounts: dict[str, tuple[tuple[TaskFacts, ...], tuple[TaskFacts, ...]]] = field(default_factory=dict)
+    _states: dict[str, _FileState] = field(default_factory=dict)
+    _accounts: dict[str, _Accounts] = field(default_factory=dict)  # by name; the one read longest ago is first
     _troubles: dict[str, str] = field(default_factory=dict)
     many: int = 0  # databases, read or not
     unaccounted: int = 0  # databases whose accounts have never been read, for lack of time
@@ -73,19 +80,21 @@ class RunFiles:
     @property
     def tasks(self) -> list[TaskFacts]:
         """All attempts in all files."""
-        return [with_latest_readings(task) for seen in self._seen.values() for task in seen.tasks]
+        return [with_latest_readings(task) for state in self._states.values() for task in state.tasks]
 
     @property
     def merged(self) -> bool:
         """Whether the job database is newer than every task database."""
-        job = self._seen.get(self.folder.job_database.name)
-        return job is not None and all(seen.mark[0] <= job.mark[0] for seen in self._seen.values())
+        job = self._states.get(self.folder.job_database.name)
+        return job is not None and all(state.mark[0] <= job.mark[0] for state in self._states.values())
 
     @property
     def troubles(self) -> list[str]:
         """Why some files could not be read."""
-        outside = [f"tasks {_NOT_FOLLOWED}"] if self.only is None and self.is_outside(self.folder.tasks) else []
-        return outside + [self._troubles[name] for name in sorted(self._troubles)]
+        troubles = [self._troubles[name] for name in sorted(self._troubles)]
+        if self.only is None and self.is_outside(self.folder.tasks):
+            troubles.insert(0, f"tasks {_NOT_FOLLOWED}")
+        return troubles
 
     @property
     def waiting(self) -> str | None:
@@ -104,18 +113,24 @@ class RunFiles:
 
         A file is read once for each change, and only for a short time: the one read longest ago first.
         """
-        until_s, self.unaccounted = self.clock.monotonic_s() + _ACCOUNTS_S, 0
-        for name in [*(name for name in self._seen if name not in self._accounts), *self._accounts]:
-            seen, (read_from, _) = self._seen[name], self._accounts.get(name, (None, ()))
-            if read_from is not seen.tasks and self.clock.monotonic_s() < until_s:
+        until_s = self.clock.monotonic_s() + _ACCOUNTS_S
+        self.unaccounted = 0
+        never_read = [name for name in self._states if name not in self._accounts]
+        for name in [*never_read, *self._accounts]:
+            state = self._states[name]
+            accounts = self._accounts.get(name)
+            if accounts is not None and accounts.read_from is state.tasks:
+                continue
+            if self.clock.monotonic_s() < until_s:
                 with suppress(OSError, BadcjobsError):  # the snapshot has a remark about it
-                    self.check_inside(seen.path)
-                    accounts = read_accounts(seen.path, seen.tasks)
+                    self.check_inside(state.path)
+                    tasks = read_accounts(state.path, state.tasks)
                     self._accounts.pop(name, None)  # its new place is the last one
-                    self._accounts[name] = seen.tasks, accounts
-            elif read_from is None:
+                    self._accounts[name] = _Accounts(state.tasks, tasks)
+            elif accounts is None:
                 self.unaccounted += 1
-        return [task for name in self._seen if name in self._accounts for task in self._accounts[name][1]]
+        read = [self._accounts[name] for name in self._states if name in self._accounts]
+        return [task for accounts in read for task in accounts.tasks]
 
     def read_changes(self, now_ms: int, until_s: float) -> int:
         """Read what has changed, as far as time allows; return the number of files that were never read.
@@ -123,32 +138,42 @@ class RunFiles:
         Raise DatabaseProblem if the run folder is gone or not readable.
         """
         try:
-            found = dict(self._find())
+            paths = dict(self._find())
         except OSError as error:
             line = shell_line("ls", "-ld", Path(str(error.filename)))
             what = f"{error.filename} cannot be read: {error.strerror}"  # remarks and HTTP errors show only this line
             raise DatabaseProblem(what, why="the task databases are in it", fix=line) from error
-        self.many = len(found)
-        still_valid = set(found)
-        if self._seen.keys() - found:  # merged and removed: their tasks are in the job database only
-            still_valid.discard(self.folder.job_database.name)
-        self._seen = {name: seen for name, seen in self._seen.items() if name in still_valid}
-        self._accounts = {name: known for name, known in self._accounts.items() if name in still_valid}
-        self._troubles = {name: words for name, words in self._troubles.items() if name in found}
-        order = sorted(found, key=lambda name: self._seen[name].checked_at_ms if name in self._seen else 0)
-        for number, name in enumerate(order):  # the one read longest ago first
+        self.many = len(paths)
+        self._forget_removed(paths)
+
+        checked = {name: state.checked_at_ms for name, state in self._states.items()}
+        oldest_first = sorted(paths, key=lambda name: checked.get(name, 0))
+        for number, name in enumerate(oldest_first):
             if number and self.clock.monotonic_s() >= until_s:
                 break
-            seen = self._seen.get(name)
-            if seen and seen.ended and now_ms - seen.checked_at_ms < _CHECK_ENDED_EVERY_MS:
+            state = self._states.get(name)
+            if state is not None and state.ended and now_ms - state.checked_at_ms < _CHECK_ENDED_EVERY_MS:
                 continue
             try:
-                self._read(name, found[name], now_ms, found)
+                self._read(name, paths[name], now_ms, paths)
             except FileNotFoundError:
                 continue  # removed since the folder was listed
-            except (OSError, BadcjobsError) as error:
-                self._troubles[name] = error.what if isinstance(error, BadcjobsError) else f"{name}: {error}"
-        return len(found.keys() - self._seen.keys() - self._troubles.keys())
+            except BadcjobsError as error:
+                self._troubles[name] = error.what
+            except OSError as error:
+                self._troubles[name] = f"{name}: {error}"
+        return len(paths.keys() - self._states.keys() - self._troubles.keys())
+
+    def _forget_removed(self, paths: Mapping[str, Path]) -> None:
+        """Forget files that are gone; the job database is read again, for the tasks of merged and removed files."""
+        if self._states.keys() - paths.keys():
+            self._states.pop(self.folder.job_database.name, None)
+        for name in self._states.keys() - paths.keys():
+            del self._states[name]
+        for name in self._accounts.keys() - self._states.keys():
+            del self._accounts[name]
+        for name in self._troubles.keys() - paths.keys():
+            del self._troubles[name]
 
     def _find(self) -> Iterator[tuple[str, Path]]:
         """Yield the databases that exist now."""
@@ -180,23 +205,31 @@ class RunFiles:
             if path != self.only and self.is_outside(path):
                 raise DatabaseProblem(f"{path.name} {_NOT_FOLLOWED}")
 
-    def _read(self, name: str, path: Path, now_ms: int, found: Iterable[str]) -> None:
+    def _read(self, name: str, path: Path, now_ms: int, names: Iterable[str]) -> None:
         self.check_inside(path)
-        mark, seen = version_of(path.stat()), self._seen.get(name)
-        if seen is None or seen.mark != mark:
-            own = set[str]()  # tasks that have their own file, and need not be read from the job database
+        mark = version_of(path.stat())
+        state = self._states.get(name)
+        if state is None or state.mark != mark:
+            own: set[str] = set()  # tasks that have their own file, and need not be read from the job database
             if not self.only and path == self.folder.job_database:
-                own = {one.removesuffix(".sqlite") for one in found if not self.is_outside(self.folder.tasks / one)}
-            self._seen[name] = seen = _FileState(path, mark, read_tasks(path, own), now_ms)
-        record = end_beside(path)  # how a task ended, for tasks that were killed
-        if not seen.ended and (record.name in self._records or path == self.only):
-            end_mark = file_version(record)
-            if end_mark not in (None, seen.end_mark) and not self.is_outside(record):
-                seen.end_mark = end_mark
-                if means_killed(read_end_beside(path)):
-                    seen.tasks = tuple(task.as_killed() if task.alive else task for task in seen.tasks)
-        seen.checked_at_ms = now_ms
+                own = {file.removesuffix(".sqlite") for file in names if not self.is_outside(self.folder.tasks / file)}
+            state = _FileState(path, mark, read_tasks(path, own), now_ms)
+            self._states[name] = state
+        self._read_end(state)
+        state.checked_at_ms = now_ms
         self._troubles.pop(name, None)
+
+    def _read_end(self, state: _FileState) -> None:
+        """Read how a task ended, if Slurm recorded it beside its file: a task that was killed does not say so."""
+        record = end_beside(state.path)
+        if state.ended or (record.name not in self._records and state.path != self.only):
+            return
+        end_mark = file_version(record)
+        if end_mark in (None, state.end_mark) or self.is_outside(record):
+            return
+        state.end_mark = end_mark
+        if means_killed(read_end_beside(state.path)):
+            state.tasks = tuple(task.as_killed() if task.alive else task for task in state.tasks)
 
 
 def with_latest_readings(task: TaskFacts) -> TaskFacts:
@@ -213,19 +246,18 @@ def with_latest_readings(task: TaskFacts) -> TaskFacts:
         with suppress(OSError):  # of another user
             local.watched_file.touch()
         at_ms = int(latest["at_ms"])
-        # What is not a number has no sum with 0.
-        read = {int(key): Reading(**{m: v + 0 for m, v in values.items()}) for key, values in latest["devices"].items()}
+        readings = {}
+        for device_id, values in latest["devices"].items():
+            numbers = {metric: value + 0 for metric, value in values.items()}  # what is not a number has no sum with 0
+            readings[int(device_id)] = Reading(**numbers)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return task  # of another machine, or it has just ended
-    return replace(
-        task,
-        its_devices=tuple(
-            replace(device, reading=read[device.device_id], read_at_ms=at_ms)
-            if device.device_id in read and at_ms > (device.read_at_ms or 0)
-            else device
-            for device in task.its_devices
-        ),
-    )
+    devices = []
+    for device in task.its_devices:
+        if device.device_id in readings and at_ms > (device.read_at_ms or 0):
+            device = replace(device, reading=readings[device.device_id], read_at_ms=at_ms)
+        devices.append(device)
+    return replace(task, its_devices=tuple(devices))
 
 
 # --- the array --------------------------------------------------------------------------------------------------------
@@ -265,7 +297,8 @@ def read_array(files: RunFiles) -> ArrayOfRun:
     folder = files.folder
     try:
         files.check_inside(file_in(folder.path), intent_in(folder.path), folder.run_toml)
-        record, cut_short = read_record(folder.path), find_cut_short(folder.path)
+        record = read_record(folder.path)
+        cut_short = find_cut_short(folder.path)
     except BadcjobsError as error:  # show the run even if its files were edited
         return ArrayOfRun(trouble=error.what)
     shape = None
@@ -276,9 +309,16 @@ def read_array(files: RunFiles) -> ArrayOfRun:
     except BadcjobsError as error:
         trouble = error.what
     if record is not None:
-        job, count = record.job, shape.count if shape else len(record.job.indices)
-        at_ms = record.submitted_at_ms
-        return ArrayOfRun(job.job_id, job.indices, at_ms, record.chunks, count, trouble, cut_short)
+        job = record.job
+        return ArrayOfRun(
+            job.job_id,
+            job.indices,
+            submitted_at_ms=record.submitted_at_ms,
+            chunks=record.chunks,
+            count=shape.count if shape else len(job.indices),
+            trouble=trouble,
+            cut_short=cut_short,
+        )
     if shape is None:
         return ArrayOfRun(trouble=trouble, cut_short=cut_short)
     return ArrayOfRun(indices=shape.indices, count=shape.count, cut_short=cut_short)
@@ -291,7 +331,8 @@ def is_abandoned(array: ArrayOfRun, files: RunFiles, tasks: Sequence[TaskFacts])
     last_start_ms = max((task.started_at_ms for task in tasks), default=0)
     if (array.submitted_at_ms or 0) > last_start_ms or array.cut_short is not None:
         return False  # they were, or may have been, submitted to Slurm since
-    job_id, run = last_job_of(tasks), files.folder.path
+    job_id = last_job_of(tasks)
+    run = files.folder.path
     try:
         rows = rows_in(run, job_id)
         files.check_inside(rows.parent, rows, lock_file_in(run))

@@ -7,17 +7,23 @@ import errno
 import ipaddress
 import secrets
 import shlex
+import signal
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import NamedTuple
 
-from badcjobs.errors import BadInput, NotHere
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from badcjobs.errors import BadInput
+from badcjobs.live.access import Guard
+from badcjobs.live.app import make_app
+from badcjobs.live.documents import LiveSource
+from badcjobs.live.hub import Hub
 from badcjobs.seams import Clock
-
-if TYPE_CHECKING:
-    from badcjobs.live.hub import LiveSource  # it needs the packages of the extra serve
 
 # Addresses reserved for documentation (RFC 5737, RFC 3849): the route to them is the default route.
 _DOCUMENTATION_ADDRESSES = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
@@ -25,6 +31,13 @@ _SEND_BUFFER_BYTES = 512 * 1024  # kernel buffer for a listener that does not re
 _BACKLOG = 128
 _LOCALHOST = "127.0.0.1"
 MIN_TOKEN = 16  # characters
+_PORT_REFUSED = {
+    errno.EADDRINUSE: ("is in use", "another program listens on it"),
+    errno.EACCES: ("is not allowed", "only root can use ports below 1024"),
+}
+
+
+# --- the address ------------------------------------------------------------------------------------------------------
 
 
 def with_token(command: str) -> str:
@@ -32,8 +45,7 @@ def with_token(command: str) -> str:
     return f"BADCJOBS_TOKEN={secrets.token_hex(16)} {command}"
 
 
-@dataclass(frozen=True, slots=True)
-class ServerAddress:
+class ServerAddress(NamedTuple):
     """The address of the server, as printed when it is ready."""
 
     urls: tuple[str, ...]  # the best first
@@ -56,72 +68,88 @@ def bind(
     """
     only_here = f"{command} --port {port}   (without --host: only this machine can reach it)"
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise BadInput(f"--host {host} is not an address of this machine", why=str(error), fix=only_here) from error
-    family, _, _, _, where = min(found, key=lambda one: one[0] != socket.AF_INET)  # for localhost, 127.0.0.1
-    address = _address(str(where[0]))
-    if not address.is_loopback and len(token or "") < MIN_TOKEN:
-        short = f"with a BADCJOBS_TOKEN of fewer than {MIN_TOKEN} characters" if token else "without BADCJOBS_TOKEN"
-        raise BadInput(
-            f"--host {host} {short}",
-            why=f"everyone who can reach this machine could {'guess it' if token else 'read the page'}",
-            fix=f"{with_token(command)} --host {shlex.quote(host)} --port {port}",
-        )
+    addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)  # for localhost, 127.0.0.1
+    family, _, _, _, sockaddr = addresses[0]
+    address = _parse_address(str(sockaddr[0]))
+    if not address.is_loopback:
+        _check_token(token, host, f"{command} --host {shlex.quote(host)} --port {port}")
+
     listening = socket.socket(family, socket.SOCK_STREAM)
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        listening.bind(where)
+        listening.bind(sockaddr)
         listening.listen(_BACKLOG)
     except OSError as error:
         listening.close()
-        again = "" if host == _LOCALHOST else f" --host {shlex.quote(host)}"
-        any_port = f"{command}{again} --port 0   (any free port; it is printed)"
-        what, why, fix = {
-            errno.EADDRINUSE: (f"port {port} is in use", "another program listens on it", any_port),
-            errno.EACCES: (f"port {port} is not allowed", "only root can use ports below 1024", any_port),
-        }.get(error.errno or 0, (f"cannot listen on --host {host}", error.strerror, only_here))
-        raise BadInput(what, why=why, fix=fix) from error
+        if error.errno in _PORT_REFUSED:
+            what, why = _PORT_REFUSED[error.errno]
+            if host != _LOCALHOST:
+                command = f"{command} --host {shlex.quote(host)}"
+            fix = f"{command} --port 0   (any free port; it is printed)"
+            raise BadInput(f"port {port} {what}", why=why, fix=fix) from error
+        raise BadInput(f"cannot listen on --host {host}", why=error.strerror, fix=only_here) from error
+
     port = listening.getsockname()[1]
-    hosts = reachable_hosts(also_ipv6=family == socket.AF_INET6) if address.is_unspecified else [host]
-    urls = tuple(f"http://[{one}]:{port}/" if ":" in one else f"http://{one}:{port}/" for one in hosts)
+    hosts = [host]
+    if address.is_unspecified:
+        hosts = reachable_hosts(also_ipv6=family == socket.AF_INET6)
+    urls = tuple(_url(name, port) for name in hosts)
     return listening, ServerAddress(urls, host, port, address.is_loopback)
+
+
+def _check_token(token: str | None, host: str, command: str) -> None:
+    """Raise BadInput without a token that is hard to guess."""
+    if not token:
+        what = f"--host {host} without BADCJOBS_TOKEN"
+        why = "everyone who can reach this machine could read the page"
+        raise BadInput(what, why=why, fix=with_token(command))
+    if len(token) < MIN_TOKEN:
+        what = f"--host {host} with a BADCJOBS_TOKEN of fewer than {MIN_TOKEN} characters"
+        why = "everyone who can reach this machine could guess it"
+        raise BadInput(what, why=why, fix=with_token(command))
+
+
+def _url(host: str, port: int) -> str:
+    if ":" in host:
+        host = f"[{host}]"
+    return f"http://{host}:{port}/"
 
 
 def reachable_hosts(*, also_ipv6: bool) -> list[str]:
     """Return the name of this machine if others can resolve it, then its addresses; at least one item."""
-    name, found = socket.getfqdn(), list[str]()
+    name = socket.getfqdn()
+    addresses = []
     with suppress(OSError, UnicodeError):
-        found = [str(where[0]) for *_, where in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
-    known = any(map(_is_reachable, found))
-    for family, where in _DOCUMENTATION_ADDRESSES:
+        for *_, sockaddr in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM):
+            addresses.append(str(sockaddr[0]))
+    hosts = []
+    if any(_is_reachable(address) for address in addresses):
+        hosts.append(name)
+
+    for family, destination in _DOCUMENTATION_ADDRESSES:
         with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((where, 9))  # sends nothing; selects our address for this route
-            found.append(str(probe.getsockname()[0]))
-    wanted = [one for one in dict.fromkeys(found) if _is_reachable(one) and (also_ipv6 or ":" not in one)]
-    return ([name] if known else []) + wanted or [name]
+            probe.connect((destination, 9))  # sends nothing; selects our address for this route
+            addresses.append(str(probe.getsockname()[0]))
+    for address in addresses:
+        if address not in hosts and _is_reachable(address) and (also_ipv6 or ":" not in address):
+            hosts.append(address)
+    return hosts or [name]
 
 
 def _is_reachable(address: str) -> bool:
-    one = _address(address)
-    return not (one.is_loopback or one.is_link_local or one.is_unspecified)
+    parsed = _parse_address(address)
+    return not (parsed.is_loopback or parsed.is_link_local or parsed.is_unspecified)
 
 
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return ipaddress.ip_address(text.partition("%")[0])
 
 
-def check_installed() -> None:
-    """Raise NotHere if the packages of the extra 'serve' are missing."""
-    try:
-        import starlette.applications  # noqa: F401
-        import uvicorn  # noqa: F401
-        import wsproto  # noqa: F401
-    except ImportError as error:
-        raise NotHere(
-            "badcjobs serve needs packages that are not installed", why=str(error), fix="pip install 'badcjobs[serve]'"
-        ) from error
+# --- the server -------------------------------------------------------------------------------------------------------
 
 
 def serve(
@@ -135,11 +163,6 @@ def serve(
     ready: Callable[[], None],
 ) -> None:
     """Serve until a signal; raise KeyboardInterrupt after Ctrl-C."""
-    import uvicorn
-
-    from badcjobs.live.app import Connection, Guard, Server, make_app
-    from badcjobs.live.hub import Hub
-
     hub = Hub(source.look, clock, interval_s=interval_s, always=source.home is None)
     config = uvicorn.Config(
         make_app(hub, source, Guard(token, address.loopback, address.port)),
@@ -167,3 +190,79 @@ def serve(
     asyncio.run(read_and_serve())
     if server.interrupted:
         raise KeyboardInterrupt
+
+
+class Server(uvicorn.Server):
+    """A server with a callback when it is ready; it disconnects its listeners before it ends."""
+
+    def __init__(self, config: uvicorn.Config, *, started: Callable[[], None], ending: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_started = started
+        self._on_ending = ending
+        self.interrupted = False  # whether Ctrl-C ended it
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start listening, then call the callback."""
+        await super().startup(sockets)
+        self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Disconnect the listeners first: their connections never end by themselves."""
+        self._on_ending()
+        await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Shut down gracefully, or immediately at the second signal; remember Ctrl-C. TERM is a normal end."""
+        self.interrupted = self.interrupted or sig == signal.SIGINT
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+_REQUEST_TIMEOUT_S = 10.0
+_MAX_CONNECTIONS = 512  # with the files that are open, fewer than the usual limit of 1,024
+_TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class Connection(H11Protocol):
+    """A connection that must send its request in time, and can be aborted even while data is waiting to be sent."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, "abort": transport.abort}
+        if len(self.connections) > _MAX_CONNECTIONS:
+            transport.write(_TOO_MANY)
+            transport.close()
+        self._time_request()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._time_request()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_timing()
+
+    def _time_request(self) -> None:
+        """Close the connection if a request that has begun is not complete in time, however slowly it arrives."""
+        is_websocket = self.transport.get_protocol() is not self  # its request is complete, whatever h11 says
+        if is_websocket or self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop_timing()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(_REQUEST_TIMEOUT_S, self.transport.abort)
+
+    def _stop_timing(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def send_400_response(self, msg: str) -> None:
+        """Reject input that is not HTTP; a response in progress is abandoned."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()

@@ -13,51 +13,104 @@ from badcjobs.paths import shell_line
 from badcjobs.report.progress import progress_of, with_start_and_longest
 from badcjobs.report.rules_tasks import ADVICE, USUAL_ADVICE
 from badcjobs.report.summary import running_s
-from badcjobs.report.verdict import TRY_AGAIN, Verdict, gpu_time, judge
-from badcjobs.report.words import count, duration
+from badcjobs.report.verdict import TRY_AGAIN, Verdict, judge
 from badcjobs.store.connect import grouped
 from badcjobs.store.read_model import DeviceFacts, TaskAlert, TaskFacts
+from badcjobs.store.read_tasks import parse_settings
+from badcjobs.words import count, duration, first_names, gpu_time
 
 Document = dict[str, Any]
 Tasks = Sequence[TaskFacts]
 # The states that need attention come first.
 STATES = ("killed", "failed", "silent", "stopped", "unbegun", "running", "waiting", "done")
 _OF_A_TASK = (
-    "name", "job_id", "array_index", "state", "procid", "restart", "node", "engine", "devices", "workers",
-    "shard_index", "shard_count", "exit_code", "started_at_ms", "ended_at_ms", "heard_at_ms", "silent_after_s", "done",
-    "failed", "before", "pending", "audio_done_s", "rate", "chunks_per_s", "ends_at_ms", "working_on", "cpu_percent",
-    "memory_used_bytes", "memory_percent", "label", "chunks", "settled",
-)  # fmt: skip
+    "name",
+    "job_id",
+    "array_index",
+    "state",
+    "procid",
+    "restart",
+    "node",
+    "engine",
+    "devices",
+    "workers",
+    "shard_index",
+    "shard_count",
+    "exit_code",
+    "started_at_ms",
+    "ended_at_ms",
+    "heard_at_ms",
+    "silent_after_s",
+    "done",
+    "failed",
+    "before",
+    "pending",
+    "audio_done_s",
+    "rate",
+    "chunks_per_s",
+    "ends_at_ms",
+    "working_on",
+    "cpu_percent",
+    "memory_used_bytes",
+    "memory_percent",
+    "label",
+    "chunks",
+    "settled",
+)
 _OF_A_DEVICE = (
-    "node", "index", "uuid", "token", "name", "backend", "task", "alive", "memory_total_bytes", "power_limit_w",
-    "read_at_ms", "trail", "chunks", "chunks_done", "audio_done_s", "rate", "processes", "trouble", "reading", "means",
-    "memory_percent", "load",
-)  # fmt: skip
+    "node",
+    "index",
+    "uuid",
+    "token",
+    "name",
+    "backend",
+    "task",
+    "alive",
+    "memory_total_bytes",
+    "power_limit_w",
+    "read_at_ms",
+    "trail",
+    "chunks",
+    "chunks_done",
+    "audio_done_s",
+    "rate",
+    "processes",
+    "trouble",
+    "reading",
+    "means",
+    "memory_percent",
+    "load",
+)
 _OF_A_TRAIL = ("from_ms", "step_ms", *CHARTED)
 _READ_MODEL_NAMES = {"failed": "failed_for_good", "audio_done_s": "audio_s"}  # names in the read model
 
 
 def task_document(task: TaskFacts) -> Document:
     """Return the JSON document of a task."""
-    values = {name: getattr(task, _READ_MODEL_NAMES.get(name, name)) for name in _OF_A_TASK}
-    return values | {name: values[name] or None for name in ("node", "started_at_ms")}  # empty before it starts
+    document = {name: getattr(task, _READ_MODEL_NAMES.get(name, name)) for name in _OF_A_TASK}
+    for name in ("node", "started_at_ms"):  # empty before it starts
+        document[name] = document[name] or None
+    return document
 
 
 def device_document(device: DeviceFacts) -> Document:
     """Return the JSON document of a device; unknown metrics are null."""
-    of_run, means, processes = bool(device.task), device.means, device.processes
-    others = {
+    document = {
+        **{name: getattr(device, name, None) for name in _OF_A_DEVICE},
         "token": device.token or None,
         "task": device.task or None,
         "trail": {name: getattr(device.trail, name) for name in _OF_A_TRAIL},  # asdict would copy every step
-        "load": load_word(device.shown.utilization_percent),
-        "chunks_done": device.work.done if of_run else None,
-        "audio_done_s": device.work.audio_s if of_run else None,
-        "processes": None if processes is None else [asdict(process) for process in processes],
         "reading": {metric: getattr(device.reading, metric) for metric in METRICS},
-        "means": None if means is None else {metric: getattr(means, metric) for metric in CHARTED},
+        "load": load_word(device.shown.utilization_percent),
     }
-    return {name: others[name] if name in others else getattr(device, name) for name in _OF_A_DEVICE}
+    if device.means is not None:
+        document["means"] = {metric: getattr(device.means, metric) for metric in CHARTED}
+    if device.processes is not None:
+        document["processes"] = [asdict(process) for process in device.processes]
+    if device.task:
+        document["chunks_done"] = device.work.done
+        document["audio_done_s"] = device.work.audio_s
+    return document
 
 
 def alert_document(alert: TaskAlert) -> Document:
@@ -80,6 +133,7 @@ class Total:
     done: int = 0
     failed: int = 0
     audio_done_s: float = 0.0
+    with_overlaps: bool = False  # whether audio_done_s counts what two chunks have twice: before a merge
     rate: float | None = None  # seconds of audio per second, sum over the running tasks
     ends_at_ms: int | None = None
     ended_at_ms: int | None = None  # end of the last task; None: some run or wait, or none has started
@@ -145,45 +199,55 @@ class Snapshot:
         """What is wrong, one per cause, the worst first: alerts of one kind on several devices of a run are one."""
         if not self.of_run:
             return sorted(self.alerts, key=_order)
-        found = []
-        for alerts in grouped((alert.kind, alert) for alert in self.alerts).values():
-            first, where = min(alerts, key=_order), {(alert.node, alert.device_index) for alert in alerts}
-            if len(where) > 1:
-                nodes = named(sorted({alert.node for alert in alerts if alert.node}))
-                words = f"{count(len(where), 'GPU')} on {nodes}; for example, {first.message}"
-                first = replace(first, message=words, node=None, task=None, device_index=None, device_uuid=None)
-            found.append(replace(first, fix=first.fix or _FIXES.get(first.kind, "")))
-        return sorted(found, key=_order)
+        by_kind = grouped((alert.kind, alert) for alert in self.alerts)
+        return sorted((_one_finding(alerts) for alerts in by_kind.values()), key=_order)
 
     @property
     def verdict(self) -> Verdict | None:
         """The verdict on a run so far; None: a machine, or no chunk is known yet."""
-        total, states = self.total, self.total.states
+        total = self.total
         if not total.chunks:
             return None
         left = max(0, (total.source_chunks or total.chunks) - total.settled)
-        running = bool(states.get("running") or self.unread or (states.get("waiting") and total.standstill is None))
+        waits = total.states.get("waiting") and total.standstill is None
+        running = bool(total.states.get("running") or self.unread or waits)
         state, word, counts = judge(total.done, total.failed, left, running=running)
-        counts += f" (estimate; {total.parts_listed:,} of {total.parts:,} parts listed)" if total.parts else ""
-        counts += " (listed so far)" if running and not total.chunks_known and not total.parts else ""
-        cost = f"{gpu_time(total.gpu_s)} in {duration(total.ran_s)}" if total.ran_s else ""
-        look = "report" if self.title.endswith(".sqlite") else "export" if self.merged else "merge"
-        command = shell_line(
-            "badcjobs", look, Path(self.title), *(("-o", "detections.csv") if look == "export" else ())
-        )
-        words = "" if total.standstill or not total.failed else TRY_AGAIN
-        steps = tuple((words, line) for line in total.go_on) or (() if running else (("", command),))
+        if total.parts:
+            counts += f" (estimate; {total.parts_listed:,} of {total.parts:,} parts listed)"
+        elif running and not total.chunks_known:
+            counts += " (listed so far)"
+        cost = ""
+        if total.ran_s:
+            cost = f"{gpu_time(total.gpu_s)} in {duration(total.ran_s)}"
+        steps = self._next_steps(running=running)
         return Verdict(state, word, counts, (total.done, total.failed, left), cost, "", steps)
+
+    def _next_steps(self, *, running: bool) -> tuple[tuple[str, str], ...]:
+        """Return what to do next, each with an explanation: commands that resume the run, or one that shows results."""
+        total = self.total
+        if total.go_on:
+            explanation = TRY_AGAIN if total.failed and not total.standstill else ""
+            return tuple((explanation, command) for command in total.go_on)
+        if running:
+            return ()
+        path = Path(self.title)
+        if self.title.endswith(".sqlite"):
+            return (("", shell_line("badcjobs", "report", path)),)
+        if self.merged:
+            return (("", shell_line("badcjobs", "export", path, "-o", "detections.csv")),)
+        return (("", shell_line("badcjobs", "merge", path)),)
 
     @property
     def verdict_document(self) -> Document | None:
         """The verdict for scripts; None: there is none."""
-        found = self.verdict
-        return None if found is None else {**found.to_dict(), "word": found.word, "counts": found.counts}
+        verdict = self.verdict
+        if verdict is None:
+            return None
+        return {**verdict.to_dict(), "word": verdict.word, "counts": verdict.counts}
 
     def eta_s(self, ends_at_ms: int | None) -> float | None:
         """Return the seconds from this snapshot until a time."""
-        return None if ends_at_ms is None else max(0.0, (ends_at_ms - self.at_ms) / 1000)
+        return ends_at_ms and max(0.0, (ends_at_ms - self.at_ms) / 1000)
 
     def to_dict(self) -> Document:
         """Return the JSON document of ``badcjobs monitor --once --json``."""
@@ -227,42 +291,67 @@ _FIXES = {  # by kind of alert
 def _order(alert: TaskAlert) -> tuple[bool, bool, int]:
     """Put problems first, and those of the whole run before those of a device."""
     of_run = alert.kind.startswith(("chunks_", "tasks_"))
-    return alert.severity != "critical", not of_run, 0 if of_run else alert.started_at_ms
+    since_ms = 0 if of_run else alert.started_at_ms
+    return alert.severity != "critical", not of_run, since_ms
 
 
-def named(names: Sequence[str]) -> str:
-    """Return the first names of a list, and how many more there are."""
-    more = f" and {len(names) - _MOST_NAMED:,} more" if len(names) > _MOST_NAMED else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
+def _one_finding(alerts: Sequence[TaskAlert]) -> TaskAlert:
+    """Return alerts of one kind as one, with what to do."""
+    worst = min(alerts, key=_order)
+    devices = {(alert.node, alert.device_index) for alert in alerts}
+    if len(devices) > 1:
+        nodes = sorted({alert.node for alert in alerts if alert.node})
+        where = f"{count(len(devices), 'GPU')} on {first_names(nodes, _MOST_NAMED)}"
+        message = f"{where}; for example, {worst.message}"
+        worst = replace(worst, message=message, node=None, task=None, device_index=None, device_uuid=None)
+    return replace(worst, fix=worst.fix or _FIXES.get(worst.kind, ""))
 
 
 def run_alerts(tasks: Tasks) -> list[TaskAlert]:
     """Return what is wrong with a run: failing chunks, and tasks that failed, were killed or are silent."""
-    found = []
+    alerts = []
     failing = [task for task in tasks if task.errors or task.failed_for_good]
     if failing:
-        many, examples = Counter[str](), dict[str, str]()
-        for error_class, chunks, example in (error for task in failing for error in task.errors):
-            many[error_class] += chunks
-            examples.setdefault(error_class, example or "")
-        failed = sum(task.failed_for_good for task in failing)
-        words = "chunks failed" if failed else f"{count(many.total(), 'chunk')} left after a failed try"
-        worst = ""
-        for worst, times in many.most_common(1):  # the verdict has the number of all
-            others = "".join(f", {other.replace('_', ' ')} {chunks:,}" for other, chunks in many.most_common()[1:])
-            often = f" ({times:,} of {many.total():,}{others})" if others else ""
-            example = "; ".join(examples[worst].splitlines())
-            words += (
-                f", {'most often ' if often else ''}with {worst.replace('_', ' ')}{often}{example and f': {example}'}"
-            )
-        alert = replace(_run_alert("chunks_failed", words, failing), fix=ADVICE.get(worst, USUAL_ADVICE))
-        found.append(alert if failed else replace(alert, severity="warning"))
+        alerts.append(_failing_chunks(failing))
     for state, meaning in _TROUBLE_WORDS.items():
-        which = [task for task in tasks if task.state == state and not (state == "failed" and task.failed_for_good)]
-        if which:
-            names = named([f"{task.label}{f' on {task.node}' if task.node else ''}" for task in which])
-            found.append(_run_alert(f"tasks_{state}", f"{count(len(which), 'task')} {meaning}: {names}", which))
-    return found
+        troubled = [task for task in tasks if task.state == state]
+        if state == "failed":
+            troubled = [task for task in troubled if not task.failed_for_good]
+        if troubled:
+            names = [f"{task.label} on {task.node}" if task.node else task.label for task in troubled]
+            message = f"{count(len(troubled), 'task')} {meaning}: {first_names(names, _MOST_NAMED)}"
+            alerts.append(_run_alert(f"tasks_{state}", message, troubled))
+    return alerts
+
+
+def _failing_chunks(failing: Tasks) -> TaskAlert:
+    """Return what fails most often, with an example; the verdict has the number of all."""
+    times = Counter[str]()
+    examples: dict[str, str] = {}
+    for task in failing:
+        for error_class, chunks, example in task.errors:
+            times[error_class] += chunks
+            examples.setdefault(error_class, example or "")
+    severity = "critical"
+    message = "chunks failed"
+    if not any(task.failed_for_good for task in failing):
+        severity = "warning"
+        message = f"{count(times.total(), 'chunk')} left after a failed try"
+    fix = USUAL_ADVICE
+    if times:
+        (worst, most), *rarer = times.most_common()
+        fix = ADVICE.get(worst, USUAL_ADVICE)
+        message += f", most often with {_name(worst)}" if rarer else f", with {_name(worst)}"
+        if rarer:
+            classes = "".join(f", {_name(error_class)} {chunks:,}" for error_class, chunks in rarer)
+            message += f" ({most:,} of {times.total():,}{classes})"
+        if examples[worst]:
+            message += f": {'; '.join(examples[worst].splitlines())}"
+    return replace(_run_alert("chunks_failed", message, failing), severity=severity, fix=fix)
+
+
+def _name(error_class: str) -> str:
+    return error_class.replace("_", " ")
 
 
 _TROUBLE_WORDS = {
@@ -297,47 +386,69 @@ def add_up(
     A run may have divided its source several times, in different ways. Each division covers all of the source, so only
     the chunks of one division are counted.
     """
-    cut = _cut_to_count(tasks)
-    listed = sum(task.chunks for task in cut)
-    parts, parts_listed = _parts(cut, array_count)
+    division = _latest_division(tasks)
+    listed = sum(task.chunks for task in division)
+    parts, parts_listed = _parts(division, array_count)
     known = all_listed or parts == parts_listed or (source_chunks is not None and source_chunks >= listed)
     in_parts = parts is not None and not known and not alone
-    chunks = listed if source_chunks is None else max(listed, source_chunks)
-    failed = sum(task.failed_for_good for task in cut)
-    parts_done = map(_done_of_part, grouped((task.part, task) for task in every).values())
-    done = max(sum(parts_done), sum(task.done + task.before for task in cut))
-    audio_s, ran_s = sum(task.audio_s for task in every), running_s(every)
-    over = bool(tasks) and not in_parts and all(task.begun and not task.alive for task in tasks)
+    if not in_parts:
+        parts = None
+        parts_listed = 0
+    chunks = max(listed, source_chunks or 0)
+    failed = sum(task.failed_for_good for task in division)
+    audio_s = sum(task.audio_s for task in every)
+    ran_s = running_s(every)
     total = replace(
         total_of_devices([device for device in devices if device.alive]),
         states=dict(Counter(task.state for task in tasks)),
         chunks=chunks,
         chunks_known=known,
-        parts=parts if in_parts else None,
-        parts_listed=parts_listed if in_parts else 0,
-        done=min(chunks - failed, done),
+        parts=parts,
+        parts_listed=parts_listed,
+        done=min(chunks - failed, _done(division, every)),
         failed=failed,
         audio_done_s=audio_s,
+        with_overlaps=any(parse_settings(settings).get("overlap") for settings in {task.settings for task in every}),
         rate=sum_of_known(task.rate for task in tasks if task.state == "running"),
-        ended_at_ms=max(task.ended_at_ms or task.heard_at_ms or 0 for task in tasks) if over else None,
+        ended_at_ms=None if in_parts else _end_of_last(tasks),
         ran_s=ran_s,
         gpu_s=sum(task.gpu_s for task in every),
         speed=audio_s / ran_s if audio_s and ran_s > 0 else None,
     )
-    left = (total.source_chunks or chunks) - total.settled
+    return replace(total, ends_at_ms=_expected_end_ms(total, tasks, every))
+
+
+def _expected_end_ms(total: Total, tasks: Tasks, every: Tasks) -> int | None:
+    """Return when the last chunk is expected to be done; None: not known, or no task is running."""
+    left = (total.source_chunks or total.chunks or 0) - total.settled
     running = [progress_of(task) for task in tasks if task.state == "running"]
     end_ms = expected_end_ms(running, left, [task.chunks_per_s for task in tasks if task.chunks_per_s])
-    if end_ms is not None:
-        since_ms = max(progress.at_ms for progress in running)
-        starts = left > sum(progress.pending for progress in running)  # for the rest
-        end_ms = since_ms + round(1000 * with_start_and_longest((end_ms - since_ms) / 1000, every, starts=starts))
-    return replace(total, ends_at_ms=end_ms)
+    if end_ms is None:
+        return None
+    since_ms = max(progress.at_ms for progress in running)
+    starts = left > sum(progress.pending for progress in running)  # for the rest
+    lasts_s = with_start_and_longest((end_ms - since_ms) / 1000, every, starts=starts)
+    return since_ms + round(1000 * lasts_s)
 
 
-def _done_of_part(attempts: Tasks) -> int:
-    """Return the chunks done by all attempts at a part; of those done twice, the last attempt found only some done."""
-    last, done = max(attempts, key=lambda task: task.age), sum(task.done for task in attempts)
-    return min(done, last.done + last.before) if last.chunks else done
+def _end_of_last(tasks: Tasks) -> int | None:
+    """Return when the last task ended; None: some run or wait, or none has started."""
+    if not tasks or any(task.alive or not task.begun for task in tasks):
+        return None
+    return max(task.ended_at_ms or task.heard_at_ms or 0 for task in tasks)
+
+
+def _done(division: Tasks, every: Tasks) -> int:
+    """Return the chunks that are done, by the latest attempts or by all attempts at each part."""
+    by_latest = sum(task.done + task.before for task in division)
+    by_part = 0
+    for attempts in grouped((task.part, task) for task in every).values():
+        done = sum(task.done for task in attempts)
+        last = max(attempts, key=lambda task: task.age)
+        if last.chunks:
+            done = min(done, last.done + last.before)  # of those done twice, the last attempt found only some done
+        by_part += done
+    return max(by_part, by_latest)
 
 
 def total_of_devices(devices: Sequence[DeviceFacts]) -> Total:
@@ -345,26 +456,25 @@ def total_of_devices(devices: Sequence[DeviceFacts]) -> Total:
     return Total(devices=len(devices), utilization_percent=mean_utilization(devices), power_w=total_power_w(devices))
 
 
-def _cut_to_count(tasks: Tasks) -> Tasks:
+def _latest_division(tasks: Tasks) -> Tasks:
     """Return the tasks of the latest division of the source, or of the one that lists more chunks so far."""
-    cuts: dict[int | None, list[TaskFacts]] = {}
-    for task in tasks:
-        if task.begun or task.chunks:
-            cuts.setdefault(task.shard_count, []).append(task)
-    by_age = sorted(cuts.values(), key=lambda cut: max(task.started_at_ms for task in cut), reverse=True)
-    return max(by_age, key=lambda cut: sum(task.chunks for task in cut), default=())  # of equal ones the latest
+    divisions = grouped((task.shard_count, task) for task in tasks if task.begun or task.chunks)
+    latest_first = sorted(divisions.values(), key=lambda some: max(task.started_at_ms for task in some), reverse=True)
+    return max(latest_first, key=lambda some: sum(task.chunks for task in some), default=())  # of equal ones the latest
 
 
-def _parts(cut: Tasks, array_count: int) -> tuple[int | None, int]:
+def _parts(division: Tasks, array_count: int) -> tuple[int | None, int]:
     """Return into how many parts the source is divided (None: unknown), and how many of them these tasks have.
 
     If the source lists manifests, each array task has its own manifest, and ``shard_count`` refers to that manifest.
     """
-    count = cut[0].shard_count if cut else None
-    without_slurm = any(task.is_local for task in cut)  # then --shard selects the part
-    if cut and array_count and not without_slurm and (count is None or count % array_count):
-        return max(len(cut), array_count * (count or 1)), len(cut)
-    return count, len({task.shard_index for task in cut})
+    if not division:
+        return None, 0
+    shards = division[0].shard_count
+    without_slurm = any(task.is_local for task in division)  # then --shard selects the part
+    if array_count and not without_slurm and (shards is None or shards % array_count):
+        return max(len(division), array_count * (shards or 1)), len(division)
+    return shards, len({task.shard_index for task in division})
 
 
 def mean_utilization(devices: Iterable[DeviceFacts]) -> float | None:
@@ -379,36 +489,42 @@ def total_power_w(devices: Iterable[DeviceFacts]) -> float | None:
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:
     """Return the mean of the known values; None: all are unknown."""
-    known = not_none(values)
-    return sum(known) / len(known) if known else None
+    numbers = not_none(values)
+    return sum(numbers) / len(numbers) if numbers else None
 
 
 def sum_of_known(values: Iterable[float | None]) -> float | None:
     """Return the sum of the known values; None: all are unknown."""
-    known = not_none(values)
-    return sum(known) if known else None
+    numbers = not_none(values)
+    return sum(numbers) if numbers else None
 
 
 def standstill(total: Total) -> str | None:
     """Describe what is left when no task is running; None: a task is running, none has started, or nothing is left."""
     states = total.states
-    unbegun, silent = states.get("unbegun", 0), states.get("silent", 0)
+    unbegun = states.get("unbegun", 0)
     waiting = states.get("waiting", 0) + unbegun
+    begun = sum(states.values()) - states.get("waiting", 0)  # includes tasks that an emulation did not start
     unlisted = max(0, (total.parts or 0) - total.parts_listed)
     absent = max(0, unlisted - waiting)  # parts without a task
     to_come = total.chunks_in(unlisted - absent)  # chunks of tasks that have not started
     left = (total.chunks or 0) - total.settled + to_come
-    begun = sum(states.values()) - states.get("waiting", 0)  # includes tasks that an emulation did not start
     if states.get("running") or not begun or not (left or waiting or absent):
         return None
-    facts = ["chunks are left"] if left else []  # the verdict has their number
+
+    facts = []
+    if left:
+        facts.append("chunks are left")  # the verdict has their number
     if absent:
-        size = f" (~{count(total.chunks_in(absent), 'chunk')})" if total.chunks_in(absent) else ""
-        facts.append(f"{absent:,} of {total.parts:,} parts of the source without a task{size}")
+        fact = f"{absent:,} of {total.parts:,} parts of the source without a task"
+        chunks = total.chunks_in(absent)
+        facts.append(f"{fact} (~{count(chunks, 'chunk')})" if chunks else fact)
     if waiting:
-        facts.append(f"{count(waiting, 'task')} not started{', and the emulation has ended' if unbegun else ''}")
-    if silent:
-        facts.append(f"{count(silent, 'task')} silent")
+        facts.append(f"{count(waiting, 'task')} not started")
+    if unbegun:
+        facts[-1] += ", and the emulation has ended"
+    if states.get("silent"):
+        facts.append(f"{count(states['silent'], 'task')} silent")
     return f"no task is running: {', '.join(facts)}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from badcjobs.live.snapshot import STATES, mean_utilization
 from badcjobs.store.read_model import DeviceFacts, TaskFacts
@@ -17,7 +17,7 @@ DevicesOf = Mapping[str, Sequence[DeviceFacts]]  # by task name
 
 # Every order but "task", which is that of the snapshot, puts the most urgent or the largest first.
 TASK_ORDERS: dict[str, Callable[[TaskFacts, DevicesOf], _Value]] = {
-    "state": lambda task, devices: (float(STATES.index(task.state)), float(-task.failed_for_good)),
+    "state": lambda task, devices: (STATES.index(task.state), -task.failed_for_good),
     "task": lambda task, devices: 0.0,
     "progress": lambda task, devices: task.settled / task.chunks if task.chunks else None,
     "rate": lambda task, devices: _negative(task.rate),
@@ -37,7 +37,8 @@ DEVICE_ORDERS: dict[str, Callable[[DeviceFacts], _Value]] = {
 def arrange_tasks(tasks: Sequence[TaskFacts], devices: DevicesOf, ui: UiState) -> list[TaskFacts]:
     """Return the tasks that match the filter, in the chosen order."""
     kept = [t for t in tasks if _matches(ui.filter, t.label, t.node, t.state, t.engine, *t.working_on)]
-    return _sort([(TASK_ORDERS[ui.order](task, devices), task) for task in kept], ui.reverse)
+    order = TASK_ORDERS[ui.order]
+    return _sort(kept, lambda task: order(task, devices), reverse=ui.reverse)
 
 
 def arrange_devices(devices: Sequence[DeviceFacts], ui: UiState) -> list[DeviceFacts]:
@@ -45,25 +46,32 @@ def arrange_devices(devices: Sequence[DeviceFacts], ui: UiState) -> list[DeviceF
 
     Devices that cannot be read come first, then those of running tasks, then those of tasks that have ended.
     """
-    kept: dict[str, list[tuple[_Value, DeviceFacts]]] = {"trouble": [], "running": [], "ended": []}
-    for d in devices:
-        state = "running" if d.alive else "ended"
-        if _matches(ui.filter, d.task, d.node, d.name, d.uuid, *d.chunks, f"gpu{d.index}", state):
-            kept["trouble" if d.trouble else state].append((DEVICE_ORDERS[ui.order](d), d))
-    return [device for ranked in kept.values() for device in _sort(ranked, ui.reverse)]
+    groups: dict[str, list[DeviceFacts]] = {"trouble": [], "running": [], "ended": []}
+    for device in devices:
+        state = "running" if device.alive else "ended"
+        names = (device.task, device.node, device.name, device.uuid, *device.chunks, f"gpu{device.index}", state)
+        if _matches(ui.filter, *names):
+            groups["trouble" if device.trouble else state].append(device)
+    arranged = []
+    for group in groups.values():
+        arranged += _sort(group, DEVICE_ORDERS[ui.order], reverse=ui.reverse)
+    return arranged
 
 
-def _sort(ranked: Sequence[tuple[_Value, Line]], reverse: bool) -> list[Line]:
-    known = [pair for pair in ranked if pair[0] is not None]
-    known.sort(key=lambda pair: pair[0], reverse=reverse)  # type: ignore[arg-type, return-value]
-    if reverse and known and known[0][0] == known[-1][0]:
-        known.reverse()  # all values are equal: reverse the original order
-    return [line for _, line in known] + [line for value, line in ranked if value is None]
+def _sort(lines: Sequence[Line], order: Callable[[Line], _Value], *, reverse: bool) -> list[Line]:
+    """Return the lines in an order; those without a value come last, also in reverse."""
+    ranked = [(order(line), line) for line in lines]
+    unranked = [line for value, line in ranked if value is None]
+    ranked = [(value, line) for value, line in ranked if value is not None]
+    if reverse:
+        ranked.reverse()  # so that equal values are reversed, too
+    ranked.sort(key=lambda pair: pair[0], reverse=reverse)  # type: ignore[arg-type, return-value]
+    return [line for _, line in ranked] + unranked
 
 
-def _matches(wanted: str, *words: str | None) -> bool:
-    known = " ".join(word for word in words if word).lower()
-    return all(word in known for word in wanted.lower().split())
+def _matches(wanted: str, *names: str | None) -> bool:
+    text = " ".join(name for name in names if name).lower()
+    return all(word in text for word in wanted.lower().split())
 
 
 def _negative(value: float | None) -> float | None:
@@ -73,6 +81,7 @@ def _negative(value: float | None) -> float | None:
 # --- ui -------------------------------------------------------------------------------------------------------------
 
 TASKS, DEVICES, TASK, HELP = "tasks", "devices", "task", "help"
+_FIRST_ORDER = {TASKS: "state", DEVICES: "task"}
 _FAR = 1_000_000_000
 _MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "home": -_FAR, "g": -_FAR, "end": _FAR, "G": _FAR}
 _MAX_FILTER = 60
@@ -97,8 +106,8 @@ class UiState:
     @classmethod
     def at_start(cls, *, of_run: bool) -> UiState:
         """Return the state at the start."""
-        page, order = (TASKS, "state") if of_run else (DEVICES, "task")
-        return cls(page=page, of_run=of_run, back_to=page, order=order)
+        page = TASKS if of_run else DEVICES
+        return cls(page=page, of_run=of_run, back_to=page, order=_FIRST_ORDER[page])
 
     @property
     def orders(self) -> list[str]:
@@ -106,38 +115,49 @@ class UiState:
         return list(DEVICE_ORDERS if self.page == DEVICES else TASK_ORDERS)
 
 
-def press(ui: UiState, key: str, *, rows: int, names: list[str | None]) -> UiState:
+def press(ui: UiState, key: str, *, rows: int, names: Sequence[str | None]) -> UiState:
     """Return the state after a key; ``names`` are the tasks of the lines, ``rows`` the number of lines on a page."""
     if ui.typing:
         return _type(ui, key)
     if key in ("q", "ctrl-c"):
         return replace(ui, quitting=True)
     last = max(0, len(names) - 1)
-    step = _MOVES.get(key) or {"page-down": rows, "page-up": -rows}.get(key)
-    if ui.page in (TASK, HELP):  # these pages scroll, or return to the selected line
-        if step is not None and (last or ui.page == TASK):
-            return replace(ui, scroll=min(last, max(0, ui.scroll + step)))
-        if ui.page == TASK and key not in ("escape", "backspace", "enter", "left"):
-            return ui
-        return replace(ui, page=ui.back_to, opened=None, scroll=0)
+    step = {**_MOVES, "page-down": rows, "page-up": -rows}.get(key)
+    if ui.page in (TASK, HELP):
+        return _scroll(ui, key, step, last)
+    return _press_in_list(ui, key, step, last, names)
+
+
+def _scroll(ui: UiState, key: str, step: int | None, last: int) -> UiState:
+    """Scroll a page, or return to the list."""
+    if step is not None and (last or ui.page == TASK):
+        return replace(ui, scroll=min(last, max(0, ui.scroll + step)))
+    if ui.page == TASK and key not in ("escape", "backspace", "enter", "left"):
+        return ui
+    return replace(ui, page=ui.back_to, opened=None, scroll=0)
+
+
+def _press_in_list(ui: UiState, key: str, step: int | None, last: int, names: Sequence[str | None]) -> UiState:
     ui = replace(ui, line=min(ui.line, last))
     if step is not None:
         return replace(ui, line=min(last, max(0, ui.line + step)))
     if key == "?":
         return replace(ui, page=HELP, back_to=ui.page, scroll=0)
+    if key == "/":
+        return replace(ui, typing=True)
+    if key == "escape":
+        return replace(ui, filter="", line=0)
+    if key == "s":
+        following = ui.orders.index(ui.order) + 1
+        return replace(ui, order=ui.orders[following % len(ui.orders)], line=0)
+    if key == "r":
+        return replace(ui, reverse=not ui.reverse, line=0)
     if key in ("enter", "right") and names and names[ui.line] is not None:
         return replace(ui, page=TASK, opened=names[ui.line], back_to=ui.page, scroll=0)
-    following = ui.orders[(ui.orders.index(ui.order) + 1) % len(ui.orders)]
-    changes: dict[str, dict[str, Any]] = {
-        "/": {"typing": True},
-        "escape": {"filter": "", "line": 0},
-        "s": {"order": following, "line": 0},
-        "r": {"reverse": not ui.reverse, "line": 0},
-    }
-    if ui.of_run:
-        page, order = (TASKS, "state") if ui.page == DEVICES else (DEVICES, "task")
-        changes["d"] = changes["tab"] = {"page": page, "order": order, "line": 0}
-    return replace(ui, **changes.get(key, {}))
+    if key in ("d", "tab") and ui.of_run:
+        page = TASKS if ui.page == DEVICES else DEVICES
+        return replace(ui, page=page, order=_FIRST_ORDER[page], line=0)
+    return ui
 
 
 def _type(ui: UiState, key: str) -> UiState:
@@ -154,18 +174,41 @@ def _type(ui: UiState, key: str) -> UiState:
 
 # --- keys -------------------------------------------------------------------------------------------------------------
 
+# What terminals send after "\x1b[" or "\x1bO".
+_ESCAPED = {
+    "A": "up",
+    "B": "down",
+    "C": "right",
+    "D": "left",
+    "H": "home",
+    "F": "end",
+    "1~": "home",
+    "4~": "end",
+    "7~": "home",
+    "8~": "end",
+    "5~": "page-up",
+    "6~": "page-down",
+}
 _NAMES = {
-    "\x1b[A": "up", "\x1b[B": "down", "\x1b[C": "right", "\x1b[D": "left",
-    "\x1bOA": "up", "\x1bOB": "down", "\x1bOC": "right", "\x1bOD": "left",
-    "\x1b[H": "home", "\x1b[F": "end", "\x1bOH": "home", "\x1bOF": "end", "\x1b[1~": "home", "\x1b[4~": "end",
-    "\x1b[7~": "home", "\x1b[8~": "end", "\x1b[5~": "page-up", "\x1b[6~": "page-down", "\x1b": "escape",
-    "\r": "enter", "\n": "enter", "\t": "tab", "\x7f": "backspace", "\x08": "backspace", "\x03": "ctrl-c",
-    "\x04": "ctrl-c", " ": " ", "\x06": "page-down", "\x02": "page-up",
-}  # fmt: skip
+    "\x1b": "escape",
+    "\r": "enter",
+    "\n": "enter",
+    "\t": "tab",
+    "\x7f": "backspace",
+    "\x08": "backspace",
+    "\x03": "ctrl-c",
+    "\x04": "ctrl-c",
+    "\x06": "page-down",
+    "\x02": "page-up",
+}
 _ONE_KEY = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Za-z]|\x1b|.", re.DOTALL)
 
 
 def parse_keys(text: str) -> list[str]:
     """Return the names of the pressed keys; a letter is its own name, unknown keys are left out."""
-    keys = (_NAMES.get(found, found) for found in _ONE_KEY.findall(text))
-    return [key for key in keys if key.isprintable()]
+    names = []
+    for key in _ONE_KEY.findall(text):
+        name = _ESCAPED.get(key[2:], key) if len(key) > 1 else _NAMES.get(key, key)
+        if name.isprintable():
+            names.append(name)
+    return names

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,10 +19,10 @@ from badcjobs.live.run_files import ArrayOfRun, RunFiles, is_abandoned, last_job
 from badcjobs.live.snapshot import Snapshot, Tasks, Total, add_up, is_done, run_alerts, standstill, total_of_devices
 from badcjobs.model import CHARTED, AlertLimits, AskQueue, InventoryDevice, ProcessFacts, Reading, StandIn, not_asked
 from badcjobs.paths import RunFolder, is_there, shell_line
-from badcjobs.report.completeness import finish_lines
+from badcjobs.report.completeness import find_finish
 from badcjobs.report.summary import Summary, summarize
 from badcjobs.run_toml import FrozenRun
-from badcjobs.seams import Clock, DeviceUnreadable
+from badcjobs.seams import Clock, DeviceUnreadable, Environ
 from badcjobs.store.connect import grouped
 from badcjobs.store.read_model import AlertFacts, Completeness, DeviceFacts, JobFacts, TaskAlert, TaskFacts, Trail
 from badcjobs.store.read_tasks import parse_settings, read_tasks
@@ -48,22 +48,28 @@ def open_run_view(path: Path, clock: Clock, *, confined: bool = False, ask_queue
         why = "badcjobs submit, or the first task that starts, creates the run folder"
         raise DatabaseProblem(f"{path} does not exist", why=why, fix=_TRY)
     if path.is_dir():
-        try:
-            names = set(os.listdir(path))  # noqa: PTH208 - names, not paths
-        except OSError as error:
-            line = shell_line("ls", "-ld", path)
-            raise DatabaseProblem(f"{path} cannot be read", why=error.strerror, fix=line) from error
-        is_tasks = path.absolute().name == "tasks" and any(name.endswith(".sqlite") for name in names)
-        if names and not is_tasks and not names & set(_RUN_FOLDER_ENTRIES):
-            why = f"it contains none of {', '.join(_RUN_FOLDER_ENTRIES)}"
-            raise DatabaseProblem(f"{path} is not a run folder", why=why, fix=_TRY)
-        folder = RunFolder(path.absolute().parent if is_tasks else path)
+        folder = _find_run_folder(path)
         return RunView(RunFiles(folder, None, clock, confined), clock, title=str(path), ask_queue=ask_queue)
     try:
         read_tasks(path)
     except DatabaseProblem as error:
         raise DatabaseProblem(error.what, why="it is not a task database or a job database", fix=_TRY) from error
     return RunView(RunFiles(RunFolder(path.absolute().parent), path, clock, confined), clock, title=str(path))
+
+
+def _find_run_folder(path: Path) -> RunFolder:
+    """Return the run folder that a folder is, or whose tasks folder it is; raise DatabaseProblem for another one."""
+    try:
+        names = set(os.listdir(path))  # noqa: PTH208 - names, not paths
+    except OSError as error:
+        line = shell_line("ls", "-ld", path)
+        raise DatabaseProblem(f"{path} cannot be read", why=error.strerror, fix=line) from error
+    if path.absolute().name == "tasks" and any(name.endswith(".sqlite") for name in names):
+        return RunFolder(path.absolute().parent)
+    if names and not names & set(_RUN_FOLDER_ENTRIES):
+        why = f"it contains none of {', '.join(_RUN_FOLDER_ENTRIES)}"
+        raise DatabaseProblem(f"{path} is not a run folder", why=why, fix=_TRY)
+    return RunFolder(path)
 
 
 @dataclass(slots=True)
@@ -78,21 +84,24 @@ class RunView:
 
     def look(self, patience_s: float | None = None) -> Snapshot:
         """Read what has changed and return a snapshot; raise DatabaseProblem if the run folder is gone."""
-        files, now_ms, began_s = self.files, self.clock.now_ms(), self.clock.monotonic_s()
-        until_s = math.inf if patience_s is None else began_s + patience_s
-        if patience_s is not None and self._read_until_s is not None:
-            # Only the first look at a large run is short: each one costs time for all that was read before.
-            until_s = began_s + max(_MORE_PATIENCE * patience_s, 2 * (began_s - self._read_until_s))
-        unread = files.read_changes(now_ms, until_s)
+        files = self.files
+        now_ms = self.clock.now_ms()
+        unread = files.read_changes(now_ms, self._end_of_patience_s(patience_s))
         self._read_until_s = self.clock.monotonic_s() if unread else None
-        every, array = files.tasks, ArrayOfRun() if files.only else read_array(files)
+
+        array = ArrayOfRun() if files.only else read_array(files)
+        every = files.tasks
         newest = {task.part: task for task in sorted(every, key=lambda task: task.age)}.values()
-        lines = sorted((task.at(now_ms) for task in newest), key=_sort_key)
-        tasks = list(array.as_submitted(lines))
+        published = sorted((task.at(now_ms) for task in newest), key=_sort_key)
+        tasks = list(array.as_submitted(published))
         if not unread:
-            state = "unbegun" if is_abandoned(array, files, lines) else "waiting"
-            tasks = sorted([*tasks, *array.waiting(lines, state)], key=_sort_key)
-        devices = tuple(device for task in lines for device in task.its_devices)
+            state = "unbegun" if is_abandoned(array, files, published) else "waiting"
+            tasks = sorted([*tasks, *array.waiting(published, state)], key=_sort_key)
+        devices = tuple(device for task in published for device in task.its_devices)
+        alerts = run_alerts(tasks)
+        for task in published:
+            if task.state == "running":
+                alerts += [alert for alert in task.alerts if alert.is_open]
         total = add_up(
             tasks,
             devices,
@@ -100,59 +109,81 @@ class RunView:
             source_chunks=array.chunks,
             array_count=array.count,
             alone=files.only is not None,
-            all_listed=bool(array.indices)
-            and not unread
-            and all(task.begun and (task.shard_count is not None or task.chunks) for task in tasks),
+            all_listed=bool(array.indices) and not unread and all(map(_has_listed, tasks)),
         )
-        remarks = [files.waiting, *files.troubles, array.trouble, array.cut_short and array.cut_short.what]
-        if not every and not files.troubles:
-            remarks.append("no task has published anything yet")
+        if not unread:
+            total = self._with_resume_commands(total, array, tasks, every)
         return Snapshot(
             at_ms=now_ms,
             title=self.title,
             of_run=True,
             tasks=tuple(tasks),
             devices=devices,
-            alerts=(
-                *run_alerts(tasks),
-                *(a for task in lines if task.state == "running" for a in task.alerts if a.is_open),
-            ),
-            total=total if unread else self._with_resume_commands(total, array, tasks, every),
-            remarks=tuple(remark for remark in remarks if remark),
+            alerts=tuple(alerts),
+            total=total,
+            remarks=self._remarks(array, every),
             unread=unread,
             files=files.many,
             merged=files.merged,
         )
+
+    def _end_of_patience_s(self, patience_s: float | None) -> float:
+        """Return until when to read; only the first look at a large run is short."""
+        if patience_s is None:
+            return math.inf
+        now_s = self.clock.monotonic_s()
+        if self._read_until_s is None:
+            return now_s + patience_s
+        # Each look costs time for all that was read before.
+        return now_s + max(_MORE_PATIENCE * patience_s, 2 * (now_s - self._read_until_s))
+
+    def _remarks(self, array: ArrayOfRun, every: Tasks) -> tuple[str, ...]:
+        """Return what else there is to know about the files of the run."""
+        remarks = [self.files.waiting, *self.files.troubles, array.trouble]
+        if array.cut_short is not None:
+            remarks.append(array.cut_short.what)
+        if not every and not self.files.troubles:
+            remarks.append("no task has published anything yet")
+        return tuple(remark for remark in remarks if remark)
 
     def close(self) -> None:
         """Do nothing: no file is kept open."""
 
     def _with_resume_commands(self, total: Total, array: ArrayOfRun, tasks: Tasks, every: Tasks) -> Total:
         """Add why no task is running, and the commands that resume the run, if chunks are left."""
-        reason, run, cut_short = standstill(total), self.files.folder.path, array.cut_short
+        reason = standstill(total)
+        run = self.files.folder.path
+        cut_short = array.cut_short
         if cut_short is not None and not total.states.get("running") and not is_done(total):
             return replace(total, standstill=reason or "no task is running", go_on=(cut_short.command,))
         lock = lock_file_in(run)
-        readable = self.files.only is None and not any(map(self.files.is_outside, (lock.parent, lock, file_in(run))))
+        outside = any(self.files.is_outside(path) for path in (lock.parent, lock, file_in(run)))
+        readable = self.files.only is None and not outside
         if not tasks and self.files.only is None:
-            over = find_idle_emulation(run.absolute()) if readable else None
-            return total if over is None else replace(total, standstill=over.what, go_on=(over.command,))
-        if total.ended_at_ms is not None and total.failed and reason is None and self.files.merged:
-            return replace(total, go_on=self._resume_commands(last_job_of(tasks), tasks, every))
-        if reason is None and set(total.states) != {"waiting"}:
-            return total
+            idle = find_idle_emulation(run.absolute()) if readable else None
+            if idle is None:
+                return total
+            return replace(total, standstill=idle.what, go_on=(idle.command,))
+
+        if reason is None:
+            if total.ended_at_ms is not None and total.failed and self.files.merged:
+                return replace(total, go_on=self._resume_commands(last_job_of(tasks), tasks, every))
+            if set(total.states) != {"waiting"}:
+                return total
         if not total.states.get("silent") and readable and is_emulated_now(run):
             return total  # a running emulation starts the next task
         queue = self.ask_queue(run, {task.job_id for task in tasks}) if readable else None
         if queue is not None and (queue.waiting or queue.running):
             now = "no task has published anything lately" if queue.running else "no task is running"
             return replace(total, standstill=f"{now}: {queue}", go_on=queue.release)
-        if reason is None and (queue is None or not queue.known):
-            return total
-        reason = reason or "no task is running or queued, and none has started"
-        unsure = " (unless still queued)" if queue is not None and not queue.known else ""
+        if reason is None:
+            if queue is None or not queue.known:
+                return total
+            reason = "no task is running or queued, and none has started"
+        elif queue is not None and not queue.known:
+            reason += " (unless still queued)"
         go_on = self._resume_commands(last_job_of(tasks) or array.job_id, tasks, every)
-        return replace(total, standstill=f"{reason}{unsure}", go_on=go_on)
+        return replace(total, standstill=reason, go_on=go_on)
 
     def _resume_commands(self, job_id: str, tasks: Tasks, every: Tasks) -> tuple[str, ...]:
         """Return commands that resume the run, the last one without Slurm; empty without a run.toml."""
@@ -166,16 +197,24 @@ class RunView:
         trace = find_trace(run.path, job_id)
         if frozen is None or not tasks or self.files.only is not None:
             return (trace.line("--again"),) if trace.command else ()
-        left = [task for task in tasks if task.pending or not task.begun] or [t for t in tasks if t.failed_for_good]
-        without_slurm = any(task.is_local for task in left)
-        indices = () if without_slurm else [task.array_index for task in left]
+        left = [task for task in tasks if task.pending or not task.begun]
+        if not left:
+            left = [task for task in tasks if task.failed_for_good]
+        indices = [task.array_index for task in left]
+        if any(task.is_local for task in left):
+            indices = []  # without Slurm
         last = max(every, key=lambda task: task.age, default=None)
         settings = parse_settings(last.settings if last else None)
-        return finish_lines(frozen, run.path, settings, trace, indices)
+        return find_finish(frozen, run.path, settings, trace, indices).lines
 
 
-def _sort_key(line: TaskFacts) -> tuple[int, str, int, int]:
-    return len(line.job_id), line.job_id, line.array_index, line.procid or 0  # job 999 before job 1000
+def _sort_key(task: TaskFacts) -> tuple[int, str, int, int]:
+    return len(task.job_id), task.job_id, task.array_index, task.procid or 0  # job 999 before job 1000
+
+
+def _has_listed(task: TaskFacts) -> bool:
+    """Return whether a task has listed the chunks of its part."""
+    return task.begun and bool(task.shard_count is not None or task.chunks)
 
 
 # --- accounts ---------------------------------------------------------------------------------------------------------
@@ -183,13 +222,15 @@ def _sort_key(line: TaskFacts) -> tuple[int, str, int, int]:
 
 def summarize_run(files: RunFiles, snapshot: Snapshot) -> Summary:
     """Return the summary of a run at the time of a snapshot; without findings, which need the merged job."""
-    tasks, total = files.accounts(), snapshot.total
+    tasks = files.accounts()
+    total = snapshot.total
     newest = {task.name for task in snapshot.tasks}
     latest = [task for task in tasks if task.name in newest]
     left = max(0, (total.chunks or 0) - total.settled)
     pending = min(left, sum(task.pending for task in latest))  # the others are not in any task yet
-    about_left = pending if total.chunks_known else max(pending, (total.source_chunks or 0) - total.settled)
-    alerts = grouped((alert.kind, alert) for task in tasks for alert in task.alerts)
+    of_unknown_length = pending - sum(task.pending - task.left_of_unknown_length for task in latest)
+    if not total.chunks_known:  # includes chunks that no task has listed yet
+        of_unknown_length += max(0, (total.source_chunks or 0) - total.settled - pending)
     facts = JobFacts(
         tasks=tuple(tasks),
         devices=tuple(device for task in tasks for device in task.its_devices),
@@ -202,37 +243,54 @@ def summarize_run(files: RunFiles, snapshot: Snapshot) -> Summary:
         gaps=(),
         file_remarks=(),
         audio_left_s=sum(task.audio_left_s for task in latest),
-        # Includes chunks that no task has listed yet, while their number is unknown.
-        left_of_unknown_length=max(0, about_left - sum(task.pending - task.left_of_unknown_length for task in latest)),
-        alerts=tuple(
-            # As in a merged job, a kind is as severe as its worst alert; "critical" sorts before "warning".
-            AlertFacts(
-                kind, min(a.severity for a in found), len(found), 0, 0.0, None, None, "", sum(a.is_open for a in found)
-            )
-            for kind, found in sorted(alerts.items())
-        ),
+        left_of_unknown_length=max(0, of_unknown_length),
+        alerts=tuple(_count_alerts(tasks)),
     )
-    known = total.chunks_known and total.chunks is not None
     completeness = Completeness(
-        expected=total.chunks if known else None,
-        why_unknown=None if known else "some tasks have not listed their chunks yet",
+        expected=None,
+        why_unknown="some tasks have not listed their chunks yet",
         listed=total.done + total.failed + pending,
         done=total.done,
         failed=total.failed,
         poison=0,
         pending=pending,
         elsewhere=0,
-        not_listed=left - pending if known else None,
+        not_listed=None,
+        missing_indices=tuple(task.array_index for task in snapshot.tasks if not task.started_at_ms),
     )
-    missing = [task.array_index for task in snapshot.tasks if not task.started_at_ms]
-    return summarize(facts, missing, completeness, now_ms=snapshot.at_ms)
+    if total.chunks_known and total.chunks is not None:
+        completeness = replace(completeness, expected=total.chunks, why_unknown=None, not_listed=left - pending)
+    return summarize(facts, completeness, now_ms=snapshot.at_ms)
+
+
+def _count_alerts(tasks: Tasks) -> Iterator[AlertFacts]:
+    """Yield the alerts of all tasks by kind; as in a merged job, a kind is as severe as its worst alert."""
+    by_kind = grouped((alert.kind, alert) for task in tasks for alert in task.alerts)
+    for kind in sorted(by_kind):
+        alerts = by_kind[kind]
+        severity = min(alert.severity for alert in alerts)  # "critical" sorts before "warning"
+        yield _alert_facts(kind, severity, len(alerts), sum(alert.is_open for alert in alerts))
+
+
+def _alert_facts(kind: str, severity: str, alerts: int, still_open: int) -> AlertFacts:
+    return AlertFacts(
+        kind,
+        severity,
+        alerts=alerts,
+        devices=0,
+        longest_s=0.0,
+        peak=None,
+        threshold=None,
+        example="",
+        still_open=still_open,
+    )
 
 
 # --- this machine -----------------------------------------------------------------------------------------------------
 
 
 def open_machine_view(
-    environ: Mapping[str, str],
+    environ: Environ,
     clock: Clock,
     stand_in: StandIn | None = None,
     *,
@@ -243,8 +301,8 @@ def open_machine_view(
     with ExitStack() as stack:
         opened = stack.enter_context(open_devices(environ, clock, stand_in or StandIn()))
         if not opened.inventory:
-            why, fix = opened.trouble or opened.grant.why, "give a run folder, or try --simulate 4"
-            raise NotHere("this machine has no GPU", why=why, fix=fix)
+            why = opened.trouble or opened.grant.why
+            raise NotHere("this machine has no GPU", why=why, fix="give a run folder, or try --simulate 4")
         return MachineView(opened, clock, hostname, limits or AlertLimits(), stack.pop_all())
 
 
@@ -269,7 +327,7 @@ class MachineView:
 
     def look(self, patience_s: float | None = None) -> Snapshot:
         """Read every device and return a snapshot."""
-        now_ms, node = self._clock.now_ms(), self._hostname
+        now_ms = self._clock.now_ms()
         devices = [self._read(number, device, now_ms) for number, device in enumerate(self._opened.inventory)]
         good = [(number, device.reading) for number, device in enumerate(devices) if device.trouble is None]
         bad = {number: device.trouble for number, device in enumerate(devices) if device.trouble is not None}
@@ -277,25 +335,33 @@ class MachineView:
         self._book.written()
         return Snapshot(
             at_ms=now_ms,
-            title=node,
+            title=self._hostname,
             of_run=False,
             devices=tuple(devices),
-            alerts=tuple(
-                TaskAlert(
-                    a.kind, a.severity, a.message, node, a.started_at_ms, None, a.device_index, a.device_uuid,
-                    a.peak, a.threshold,
-                )
-                for a in self._book.open_alerts
-            ),
+            alerts=tuple(self._open_alerts()),
             total=total_of_devices(devices),
-        )  # fmt: skip
+        )
+
+    def _open_alerts(self) -> Iterator[TaskAlert]:
+        for alert in self._book.open_alerts:
+            yield TaskAlert(
+                alert.kind,
+                alert.severity,
+                alert.message,
+                self._hostname,
+                alert.started_at_ms,
+                device_index=alert.device_index,
+                device_uuid=alert.device_uuid,
+                peak=alert.peak,
+                threshold=alert.threshold,
+            )
 
     @property
     def alerts(self) -> list[AlertFacts]:
         """The alerts since it was opened, by kind and severity."""
         still_open = Counter((alert.kind, alert.severity) for alert in self._book.open_alerts)
         keys = self._started | still_open  # an alert may have become critical
-        return [AlertFacts(*key, self._started[key], 0, 0, None, None, "", still_open[key]) for key in keys]
+        return [_alert_facts(*key, self._started[key], still_open[key]) for key in keys]
 
     def _count(self, alert: Alert) -> None:
         if not alert.over:
@@ -306,12 +372,15 @@ class MachineView:
         self._resources.close()
 
     def _describe(self, pid: int) -> str:
-        named = (process for listed in self._processes.values() for process in listed if process.pid == pid)
-        process = next(named, ProcessFacts(pid, None, None, None))
-        return process_words(pid, process.program, process.user)
+        for listed in self._processes.values():
+            for process in listed:
+                if process.pid == pid:
+                    return process_words(pid, process.program, process.user)
+        return process_words(pid, None, None)
 
     def _read(self, number: int, device: InventoryDevice, now_ms: int) -> DeviceFacts:
-        reading, trouble = Reading(), None
+        reading = Reading()
+        trouble = None
         try:
             reading = self._opened.reader.read(device.uuid)
         except DeviceUnreadable as error:
@@ -319,10 +388,13 @@ class MachineView:
         if reading.processes is not None:
             self._processes[number] = name_processes(reading.processes)
         past = self._readings[number]
-        recent = [one for at_ms, one in reversed(past) if now_ms - at_ms <= _RECENT_MS and trouble is None]
+        recent = []
+        if trouble is None:
+            recent = [earlier for at_ms, earlier in reversed(past) if now_ms - at_ms <= _RECENT_MS]
         past.append((now_ms, reading))
-        columns = ([getattr(reading, metric) for _, reading in past] for metric in CHARTED)
-        series = [tuple(None if value is None else round(value) for value in column) for column in columns]
+        began_ms = past[0][0]
+        step_ms = (now_ms - began_ms) // max(1, len(past) - 1)
+        series = [_rounded(getattr(reading, metric) for _, reading in past) for metric in CHARTED]
         return DeviceFacts(
             task="",
             node=self._hostname,
@@ -336,10 +408,14 @@ class MachineView:
             power_limit_w=device.power_limit_w,
             read_at_ms=None if trouble else now_ms,
             reading=reading.completed(recent),
-            trail=Trail(past[0][0], (now_ms - past[0][0]) // max(1, len(past) - 1), *series),
+            trail=Trail(began_ms, step_ms, *series),
             processes=self._processes.get(number),
             trouble=trouble,
         )
+
+
+def _rounded(values: Iterable[float | None]) -> tuple[int | None, ...]:
+    return tuple(None if value is None else round(value) for value in values)
 
 
 View = RunView | MachineView

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 __all__ = [
-    "LEAST_CPUS", "USUAL_WORKERS", "Allocation", "ArrayOrder", "ArrayShape", "AskQueue", "Billing", "CutShort",
-    "JobStates", "Progress", "Queue", "Submitted", "TaskKey", "advised_gb", "default_cpus", "default_mem",
-    "expected_end_ms", "fitting_workers", "guess_worker_bytes", "guessed_gb", "is_silent", "not_asked",
+    "LEAST_CPUS", "USUAL_MEMORY", "USUAL_WORKERS", "Allocation", "ArrayOrder", "ArrayShape", "AskQueue", "Billing",
+    "CutShort", "JobStates", "Progress", "Queue", "Submitted", "TaskKey", "WorkerMemory", "advised_gb", "default_cpus",
+    "default_mem", "expected_end_ms", "fitting_workers", "guess_worker_bytes", "guessed_gb", "is_silent", "not_asked",
     "parse_stop_after", "publish_interval_s", "silent_after_s", "stable_id"
 ]  # fmt: skip
 
@@ -131,9 +131,33 @@ LEAST_CPUS = 2  # of a task: badcjobs itself reads and cuts audio
 USUAL_WORKERS = 2  # per GPU, one per core: while nothing is measured, as many as also a slow GPU keeps at work
 
 
+class WorkerMemory(NamedTuple):
+    """The memory that a worker of an engine may need, until it is measured."""
+
+    start_bytes: int  # of main memory, without audio
+    bytes_per_audio_s: float  # of a chunk
+    bytes_for_unknown_length: int
+    device_bytes: int
+
+    def bytes_for(self, chunk_s: float | None) -> int:
+        """Return the main memory for chunks of this length."""
+        if chunk_s is None:
+            return self.bytes_for_unknown_length
+        return round(self.start_bytes + self.bytes_per_audio_s * chunk_s)
+
+
+# Of HawkEars with one thread, the device memory plus a quarter; assumed of engines that declare none.
+USUAL_MEMORY = WorkerMemory(
+    start_bytes=round(1.75 * _GIB),
+    bytes_per_audio_s=0.8 * 2**20,
+    bytes_for_unknown_length=3 * _GIB,
+    device_bytes=2 * _GIB,
+)
+
+
 def guess_worker_bytes(chunk_s: float | None) -> int:
-    """Return the main memory that a HawkEars worker may need with chunks of this length, until it is measured."""
-    return 3 * _GIB if chunk_s is None else round(1.75 * _GIB + 0.8 * 2**20 * chunk_s)
+    """Return the main memory that a worker may need with chunks of this length, until it is measured."""
+    return USUAL_MEMORY.bytes_for(chunk_s)
 
 
 def fitting_workers(memory_bytes: float, worker_bytes: float) -> int:
@@ -267,13 +291,21 @@ class Queue:
     @property
     def release(self) -> tuple[str, ...]:
         """The command that releases jobs which the user holds; empty: no job is held."""
-        return (f"scontrol release {','.join(self.jobs)}",) if "JobHeldUser" in self.reasons else ()
+        if "JobHeldUser" not in self.reasons:
+            return ()
+        return (f"scontrol release {','.join(self.jobs)}",)
 
     def __str__(self) -> str:
-        why = f" ({', '.join(self.reasons)})" if self.reasons else ""
-        waiting = f"{self.waiting:,} task{' waits' if self.waiting == 1 else 's wait'} in the queue{why}"
-        running = f"{self.running:,} task{' runs' if self.running == 1 else 's run'} in Slurm"
-        return " and ".join([*([running] if self.running else []), *([waiting] if self.waiting else [])])
+        parts = []
+        if self.running:
+            verb = "task runs" if self.running == 1 else "tasks run"
+            parts.append(f"{self.running:,} {verb} in Slurm")
+        if self.waiting:
+            verb = "task waits" if self.waiting == 1 else "tasks wait"
+            parts.append(f"{self.waiting:,} {verb} in the queue")
+        if self.waiting and self.reasons:
+            parts[-1] += f" ({', '.join(self.reasons)})"
+        return " and ".join(parts)
 
 
 AskQueue = Callable[[Path, Iterable[str]], Queue | None]  # for a run folder and the jobs of its tasks
@@ -322,18 +354,29 @@ def expected_end_ms(running: Sequence[Progress], left: float, paces_before: Iter
     chunk counts as fast as the others on average (if none has a pace: as ``paces_before``), but not so fast that each
     of its workers would have done more than one chunk by now.
     """
-    known = [task.pace for task in running if task.pace]
-    others = known or list(paces_before)
-    if not left or not others:
+    paces = [task.pace for task in running if task.pace] or list(paces_before)
+    if not left or not paces:
         return None
-    usual = sum(others) / len(others)
-    at_work = [task for task in running if task.pace or task.pending or not task.listed]
-    first = [min(usual, (task.workers or 1) / task.elapsed_s) if task.elapsed_s > 0 else usual for task in at_work]
-    paces = [task.pace or at_first for task, at_first in zip(at_work, first, strict=True)]
-    ends = [task.at_ms + 1000 * task.pending / its for task, its in zip(at_work, paces, strict=True) if task.pending]
-    if not ends:
+    usual = sum(paces) / len(paces)
+    pace_of_all = 0.0
+    ends_ms = []
+    for task in running:
+        if not (task.pace or task.pending or not task.listed):
+            continue
+        pace = task.pace or _first_pace(task, usual)
+        pace_of_all += pace
+        if task.pending:
+            ends_ms.append(task.at_ms + 1000 * task.pending / pace)
+    if not ends_ms:
         return None
-    return round(max(*ends, max(task.at_ms for task in running) + 1000 * left / sum(paces)))
+    last_look_ms = max(task.at_ms for task in running)
+    return round(max(*ends_ms, last_look_ms + 1000 * left / pace_of_all))
+
+
+def _first_pace(task: Progress, usual: float) -> float:
+    if task.elapsed_s <= 0:
+        return usual
+    return min(usual, (task.workers or 1) / task.elapsed_s)
 
 
 # --- tasks without a sign of life -------------------------------------------------------------------------------------
@@ -375,5 +418,6 @@ def parse_stop_after(text: str) -> float | None:
     parts = [int(part) for part in clock.split(":")]
     if any(part > 59 for part in parts[1:]):
         return None
-    hours, minutes, seconds = (*parts, 0, 0)[:3] if dash else (*(0,) * (3 - len(parts)), *parts)
+    missing = [0] * (3 - len(parts))
+    hours, minutes, seconds = [*parts, *missing] if dash else [*missing, *parts]
     return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)

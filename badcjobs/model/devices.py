@@ -10,10 +10,27 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 __all__ = [
-    "CHARTED", "COUNTERS", "METRICS", "THROTTLE_BITS", "AlertHooks", "AlertLimits", "ChartData", "Device", "Envelope",
-    "HostReading", "InventoryDevice", "MemoryHeld", "ProcessFacts", "ProcessReading", "Reading", "StandIn",
-    "Stretches", "UsageReading", "load_word", "not_none"
-]  # fmt: skip
+    "CHARTED",
+    "COUNTERS",
+    "METRICS",
+    "THROTTLE_BITS",
+    "AlertHooks",
+    "AlertLimits",
+    "ChartData",
+    "Device",
+    "Envelope",
+    "HostReading",
+    "InventoryDevice",
+    "MemoryHeld",
+    "ProcessFacts",
+    "ProcessReading",
+    "Reading",
+    "StandIn",
+    "Stretches",
+    "UsageReading",
+    "load_word",
+    "not_none",
+]
 
 _ROCR_UUID = re.compile(r"GPU-[0-9A-Fa-f]{16}")  # the only form that ROCR_VISIBLE_DEVICES accepts; amdsmi's differs
 _FIRST_DRIVER_WITH_MIG_UUIDS = 470
@@ -148,11 +165,12 @@ class Reading:
 
     def completed(self, before: Iterable[Reading]) -> Reading:
         """Return it with the metrics that are read every few seconds, from the readings before it, latest first."""
-        found = self
+        reading = replace(self)
         for earlier in before:
-            known = {name: getattr(earlier, name) for name in _SLOW_METRICS if getattr(found, name) is None}
-            found = replace(found, **known)
-        return found
+            for metric in _SLOW_METRICS:
+                if getattr(reading, metric) is None:
+                    setattr(reading, metric, getattr(earlier, metric))
+        return reading
 
 
 T = TypeVar("T")
@@ -171,12 +189,16 @@ def load_word(utilization_percent: float | None) -> str | None:
 
 
 _SLOW_METRICS = (
-    "sm_activity_percent", "sm_occupancy_percent", "fan_percent", "encoder_percent", "decoder_percent"
-)  # fmt: skip
+    "sm_activity_percent",
+    "sm_occupancy_percent",
+    "fan_percent",
+    "encoder_percent",
+    "decoder_percent",
+)
 _LOAD_WORDS = ((0, "idle"), (25, "light"), (75, "moderate"))  # up to this utilization
 _NO_METRICS = ("missing", "sources", "processes", "faults")
 # The metrics of a sample; the table `sample` has a column for each.
-METRICS = tuple(one.name for one in fields(Reading) if one.name not in _NO_METRICS)
+METRICS = tuple(part.name for part in fields(Reading) if part.name not in _NO_METRICS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,15 +292,19 @@ class AlertLimits:
 
     def problems(self) -> list[str]:
         """Return the mistakes in these limits, a sentence each."""
-        found = []
+        problems = []
         for name, value in asdict(self).items():
             if name in ("temperature_c", "utilization_percent") and value is None:
                 continue
-            if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
-                found.append(f"{name} = {value!r} must be a number above 0")
+            if not _is_finite(value) or value <= 0:
+                problems.append(f"{name} = {value!r} must be a number above 0")
             elif name.endswith("_percent") and value > 100:
-                found.append(f"{name} = {value!r} must be at most 100")
-        return found
+                problems.append(f"{name} = {value!r} must be at most 100")
+        return problems
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,22 +321,30 @@ class AlertHooks:
 
     def problems(self) -> list[str]:
         """Return the mistakes, a sentence each, without secrets."""
-        found = []
-        if self.command is not None and not isinstance(self.command, str):
-            found.append("command must be a string")
-        elif self.command is not None:
-            try:
-                words = shlex.split(self.command)
-                if not words or not words[0] or "\0" in self.command:
-                    found.append("command must name a program")
-            except ValueError as error:
-                found.append(f"command cannot be split into words: {str(error).lower()}")
-        number = self.min_interval_s
-        if type(number) not in (int, float) or not math.isfinite(number) or number < 0:
-            found.append(f"min_interval_s = {number!r} must be a number, 0 or above")
-        return found
+        problems = []
+        command_problem = self._find_command_problem()
+        if command_problem is not None:
+            problems.append(command_problem)
+        if not _is_finite(self.min_interval_s) or self.min_interval_s < 0:
+            problems.append(f"min_interval_s = {self.min_interval_s!r} must be a number, 0 or above")
+        return problems
+
+    def _find_command_problem(self) -> str | None:
+        if self.command is None:
+            return None
+        if not isinstance(self.command, str):
+            return "command must be a string"
+        try:
+            words = shlex.split(self.command)
+        except ValueError as error:
+            return f"command cannot be split into words: {str(error).lower()}"
+        if not words or not words[0] or "\0" in self.command:
+            return "command must name a program"
+        return None
 
     def without_secrets(self) -> dict[str, object]:
         """Return what may be stored and shown: only the program of the command."""
-        program = None if self.command is None else shlex.split(self.command)[0]
-        return {"command": program and f"{program} …", "min_interval_s": self.min_interval_s}
+        command = None
+        if self.command is not None:
+            command = f"{shlex.split(self.command)[0]} …"
+        return {"command": command, "min_interval_s": self.min_interval_s}

@@ -10,12 +10,13 @@ from datetime import datetime, tzinfo
 from unicodedata import normalize
 
 from badcjobs.model.devices import Device
+from badcjobs.model.places import NOWHERE, Place
 
 __all__ = [
     "AUDIO_FAULTS", "BROKEN_AUDIO", "EMPTY_FILE", "FITS", "NOT_AUDIO", "NO_CUTTING", "NO_START", "TOO_LONG",
     "UNREADABLE_FILE", "AudioHeader", "Chunk", "ChunkKey", "ChunkResult", "ChunkStarted", "Cutting", "Detection",
-    "Fingerprint", "NameGaps", "NamePattern", "ProbeKey", "ProbeResult", "Probed", "RecordingName", "Trial",
-    "WorkerPlan", "parse_pattern", "parse_patterns", "parse_time_zone"
+    "Fingerprint", "NameGaps", "NamePattern", "ProbeKey", "ProbeResult", "Probed",
+    "RecordingName", "Trial", "WorkerPlan", "parse_pattern", "parse_patterns", "parse_time_zone"
 ]  # fmt: skip
 
 
@@ -28,6 +29,9 @@ class RecordingName:
     # ISO 8601 on the recorder's own clock, without a time zone; only a date if the path has no time.
     recorded_at: str | None = None
     pattern: str | None = None  # the pattern that matched; None: none did, and the built-in rule was used
+    place: Place = NOWHERE
+    left_out: str | None = None  # why the recording is not analysed; None: it is
+    no_county: bool | None = None  # at its coordinates, so that HawkEars' filter of species is off; None: not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,7 @@ class Chunk:
     fingerprint: Fingerprint = field(default=Fingerprint(), compare=False)
     piece_of: str | None = None  # the chunk_id of the chunk that this is a part of
     is_cut: bool = False  # [start_ms, end_ms) of a longer file, to be cut out for the engine
+    place: Place = field(default=NOWHERE, compare=False)  # of its recording
 
     @property
     def key(self) -> ChunkKey:
@@ -108,7 +113,9 @@ class Chunk:
 
     @property
     def name(self) -> str:
-        return self.recording_id if self.chunk_id == self.recording_id else f"{self.recording_id}/{self.chunk_id}"
+        if self.chunk_id == self.recording_id:
+            return self.recording_id
+        return f"{self.recording_id}/{self.chunk_id}"
 
     @property
     def audio_s(self) -> float | None:
@@ -159,7 +166,9 @@ class ChunkResult:
     error: str | None = None
     # False: lost together with other chunks, so not necessarily the cause; retried without counting the attempt.
     charged: bool = True
+    batch_error_class: str | None = None  # why its batch was lost, if the engine knows
     pieces: int | None = None  # the number of pieces it was cut into; None: analysed as one
+    rarities: tuple[Detection, ...] = ()  # of species that are not expected at its place in that week
 
     @property
     def ok(self) -> bool:
@@ -253,18 +262,19 @@ class Cutting:
 
     def problems(self) -> list[str]:
         """Return the mistakes in these values, with the names of the options."""
-        length_s, overlap_s = self.chunk_length_s, self.overlap_s
+        length_s = self.chunk_length_s
+        overlap = f"--overlap {self.overlap_s:g}"
         if length_s is None:
-            return [f"--overlap {overlap_s:g} needs --chunk-length SECONDS"] if overlap_s else []
-        found = []
+            return [f"{overlap} needs --chunk-length SECONDS"] if self.overlap_s else []
+        problems = []
         if not _SHORTEST_S <= length_s <= _LONGEST_S:
-            found.append(f"--chunk-length {length_s:g} must be from {_SHORTEST_S:g} to {_LONGEST_S:g} seconds")
-        if overlap_s < 0:
-            found.append(f"--overlap {overlap_s:g} must not be negative")
-        elif length_s - overlap_s < _LEAST_STEP_S and not found:
+            problems.append(f"--chunk-length {length_s:g} must be from {_SHORTEST_S:g} to {_LONGEST_S:g} seconds")
+        if self.overlap_s < 0:
+            problems.append(f"{overlap} must not be negative")
+        elif length_s - self.overlap_s < _LEAST_STEP_S and not problems:
             least = f"at least {_LEAST_STEP_S:g} s shorter than --chunk-length {length_s:g}"
-            found.append(f"--overlap {overlap_s:g} must be {least}, so that each chunk adds new audio")
-        return found
+            problems.append(f"{overlap} must be {least}, so that each chunk adds new audio")
+        return problems
 
     def stretches(self, audio_ms: int) -> Sequence[tuple[int, int]]:
         """Return start and end of the chunks of a complete recording; each overlaps with the next.
@@ -273,7 +283,8 @@ class Cutting:
         """
         if self.chunk_length_s is None:
             return [(0, audio_ms)]
-        length_ms, overlap_ms = round(self.chunk_length_s * 1000), round(self.overlap_s * 1000)
+        length_ms = round(self.chunk_length_s * 1000)
+        overlap_ms = round(self.overlap_s * 1000)
         step_ms = length_ms - overlap_ms
         more_ms = audio_ms - overlap_ms - _LEAST_OWN_MS  # the latest start of the last chunk
         starts = range(0, (1 + max(0, more_ms // step_ms)) * step_ms, step_ms)
@@ -303,8 +314,10 @@ class NamePattern:
     def read(self, path: str, below: str | None) -> Mapping[str, str] | None:
         """Return the fields of a path; None: no match. ``below``: the path relative to the root; None: not below it."""
         compared = path if self.is_full else below
-        found = None if compared is None else self.regex.fullmatch(normalize("NFC", compared))
-        return None if found is None else found.groupdict()
+        if compared is None:
+            return None
+        match = self.regex.fullmatch(normalize("NFC", compared))
+        return None if match is None else match.groupdict()
 
 
 def parse_pattern(text: str) -> NamePattern:
@@ -317,10 +330,23 @@ def parse_pattern(text: str) -> NamePattern:
     """
     is_full = text.startswith(("/", "**/"))
     path = normalize("NFC", text).removeprefix("./").removeprefix("/")
+    _check_pattern(text, path)
+    ending = re.search(r"(\.(wav|flac))?$", path, re.IGNORECASE)  # recorders write .WAV as well as .wav
+    assert ending is not None
+    regex = _TOKEN.sub(_part, path.removesuffix(ending[0]))
+    if ending[0]:
+        regex += f"(?i:{re.escape(ending[0])})"
+    if is_full:
+        regex = f"/{regex}"
+    return NamePattern(text, re.compile(regex), is_full)
+
+
+def _check_pattern(text: str, path: str) -> None:
+    """Raise a ValueError for the first mistake."""
     fields = re.findall(r"\{([^{}/]*)\}", path)
     unknown = [field for field in fields if field not in _FIELDS]
     twice = sorted({field for field in fields if fields.count(field) > 1})
-    for wrong, words in (
+    for is_wrong, mistake in (
         (not text, "is empty"),
         (not path or path.endswith("/"), "ends with /, but must end with a file name"),
         ("//" in path, "has // in it"),
@@ -331,37 +357,42 @@ def parse_pattern(text: str) -> NamePattern:
         (twice, f"has {{{''.join(twice[:1])}}} twice"),
         ("time" in fields and "date" not in fields, "has {time} without {date}"),
     ):
-        if wrong:
-            raise ValueError(words)
-    ending = re.search(r"(\.(wav|flac))?$", path, re.IGNORECASE)  # recorders write .WAV as well as .wav
-    name = path.removesuffix(ending[0]) if ending else path
-    regex = _TOKEN.sub(_part, name) + (f"(?i:{re.escape(ending[0])})" if ending else "")
-    return NamePattern(text, re.compile(("/" if is_full else "") + regex), is_full)
+        if is_wrong:
+            raise ValueError(mistake)
 
 
 def _part(token: re.Match[str]) -> str:
     """Translate a part of a pattern into a regular expression."""
-    field = token["field"]
-    if field is None:
-        folders, any_letters = "(?:[^/]+/)*?" if token["folders"] else "", "[^/]*" if token["any"] else ""
-        return folders or any_letters or ("[^/]" if token["one"] else re.escape(token[0]))
-    group = f"(?P<{field}>{_FIELDS[field]})"
+    if token["folders"]:
+        return "(?:[^/]+/)*?"
+    if token["any"]:
+        return "[^/]*"
+    if token["one"]:
+        return "[^/]"
+    if token["field"] is None:
+        return re.escape(token[0])
+
+    group = f"(?P<{token['field']}>{_FIELDS[token['field']]})"
     if token[0] not in _OF_DIGITS:
         return group
-    before, after = token.string[: token.start()], token.string[token.end() :]  # do not match inside a serial number
-    group = group if before.endswith(_OF_DIGITS) else f"(?<![0-9]){group}"
-    return group if after.startswith(_OF_DIGITS) else f"{group}(?![0-9])"
+    # Do not match inside a serial number.
+    if not token.string[: token.start()].endswith(_OF_DIGITS):
+        group = f"(?<![0-9]){group}"
+    if not token.string[token.end() :].startswith(_OF_DIGITS):
+        group = f"{group}(?![0-9])"
+    return group
 
 
 def parse_patterns(texts: Sequence[str]) -> tuple[tuple[NamePattern, ...], list[str]]:
     """Parse several patterns; return the valid ones, and the mistakes in the others."""
-    patterns, wrong = [], []
+    patterns = []
+    mistakes = []
     for text in texts:
         try:
             patterns.append(parse_pattern(text))
         except ValueError as error:
-            wrong.append(f"{text!r} {error}")
-    return tuple(patterns), wrong
+            mistakes.append(f"{text!r} {error}")
+    return tuple(patterns), mistakes
 
 
 def parse_time_zone(text: str) -> tzinfo | None:

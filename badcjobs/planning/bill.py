@@ -19,8 +19,8 @@ from badcjobs.planning.plan_speed import Measured, Speed, at_length, find_speed,
 from badcjobs.planning.plan_tasks import PlanWish
 from badcjobs.planning.preflight_facts import SourceFacts
 from badcjobs.planning.site import Site
-from badcjobs.report.words import count
 from badcjobs.settings import PlanSettings, RunSettings, SubmitSettings
+from badcjobs.words import count, memory
 from badcjobs.workers.chunk_audio import OVERLAP_S, WIDE_GRID_S
 
 FASTEST = "fastest"
@@ -30,11 +30,16 @@ ALIKE = 1.1  # lengths of chunks
 _ESTIMATED = 1.05
 _NEARLY = 1.01  # as cheap: then the energy decides
 _USUAL_START_UP_S = 15.0  # in the cost, until it is measured; the time limit has more
-_GIB = 2**30
-StartUp = Callable[[float, int], float]  # speed, GPUs per task → start-up of all tasks in hours per hour of recordings
-Held = Callable[[int], float]  # workers of a task → mean length of their chunks while these are the longest
-# the length that recordings are cut to, the mean, the longest, audio with its overlaps per audio recorded
-Cut = tuple[float | None, float | None, Held, float, StartUp]
+
+
+class Cut(NamedTuple):
+    """A way to cut the recordings into chunks; None: not known."""
+
+    chunk_s: float | None  # the length that recordings are cut to
+    mean_s: float | None
+    held_s: Callable[[int], float]  # workers of a task → mean length of their chunks while these are the longest
+    repeated: float  # audio with its overlaps per audio recorded
+    start_up: Callable[[float, int], float]  # speed, GPUs per task → start-up of all tasks per time of recordings
 
 
 class Choice(NamedTuple):
@@ -61,55 +66,93 @@ def choose(speed: Speed, wish: PlanWish, site: Site, cuts: Sequence[Cut]) -> tup
     All are the same, whatever is preferred. The fastest has one worker per core, unless fewer were faster. If nothing
     fits, one worker is tried; if that does not fit either, it is the only choice.
     """
-    gpus, most = wish.task_gpus(site), speed.most_workers
-    full = max(1, wish.cpus // gpus) if wish.cpus else site.cores_per_gpu or most or _MANY_WORKERS
-    full = min(full, max(1, site.node_cpus // gpus)) if site.node_cpus else full
-    full = int(min(full, max(speed.device_room(cut[2](gpus * full) or cut[0]) for cut in cuts)))
-    both = full, min(USUAL_WORKERS, full)
-    numbers = {*both} if site.billing else {both[wish.prefer != FASTEST]}  # without a cost there is nothing to compare
-    if wish.workers is not None:
-        numbers = {wish.workers}
-    elif speed.points:
-        numbers = {full, *(one.workers for one in speed.points), *(one for one in _NUMBERS if one < most)}
-    fewer = [one for one in (1, 2, 4) if one < gpus and site.billing and wish.gpus_per_task is None]
-    ways = product([*fewer, gpus], sorted(numbers), cuts)
-    made = [_make(speed, wish, site, some, many, cut) for some, many, cut in ways]
-    made.sort(key=lambda one: (_cost_of(one), one.mem_gb))
-    every = [one for one in made if one.fits]
-    if not every and wish.workers is None:
+    gpus = wish.task_gpus(site)
+    numbers_of_gpus = [gpus]
+    if site.billing and wish.gpus_per_task is None:
+        numbers_of_gpus += [fewer for fewer in (1, 2, 4) if fewer < gpus]
+    ways = product(sorted(numbers_of_gpus), _numbers_of_workers(speed, wish, site, cuts), cuts)
+    choices = [_make_choice(speed, wish, site, *way) for way in ways]
+    choices.sort(key=lambda choice: (_cost_of(choice), choice.mem_gb))
+
+    fitting = [choice for choice in choices if choice.fits]
+    if not fitting and wish.workers is None:
         return choose(speed, replace(wish, workers=1), site, cuts)
-    every = every or made[:1]
-    near = [one for one in every if _cost_of(one) <= _NEARLY * _cost_of(every[0])]
-    best = min(near, key=lambda one: float(f"{one.joules_per_audio_hour or 0.0:.3g}"))
-    every.insert(0, every.pop(every.index(best)))
-    fastest = max(every, key=lambda one: (one.gpus * one.rate, max(one.workers, most), -_cost_of(one)))
-    return fastest if wish.prefer == FASTEST else best, fastest, every
+    fitting = fitting or choices[:1]
+    least = _cost_of(fitting[0])
+    cheap = [choice for choice in fitting if _cost_of(choice) <= _NEARLY * least]
+    cheapest = min(cheap, key=lambda choice: _rounded(choice.joules_per_audio_hour or 0.0))
+    fitting.remove(cheapest)
+    fitting.insert(0, cheapest)
+
+    def pace(choice: Choice) -> tuple[float, int, float]:
+        return choice.gpus * choice.rate, max(choice.workers, speed.most_workers), -_cost_of(choice)
+
+    fastest = max(fitting, key=pace)
+    return fastest if wish.prefer == FASTEST else cheapest, fastest, fitting
 
 
-def _cost_of(one: Choice) -> float:
+def _numbers_of_workers(speed: Speed, wish: PlanWish, site: Site, cuts: Sequence[Cut]) -> list[int]:
+    """Return how many workers per GPU to compare; without a cost there is nothing to compare."""
+    if wish.workers is not None:
+        return [wish.workers]
+    gpus = wish.task_gpus(site)
+    full = site.cores_per_gpu or speed.most_workers or _MANY_WORKERS
+    if wish.cpus:
+        full = max(1, wish.cpus // gpus)
+    if site.node_cpus:
+        full = min(full, max(1, site.node_cpus // gpus))
+    room = max(speed.device_room(cut.held_s(gpus * full) or cut.chunk_s) for cut in cuts)
+    full = int(min(full, room))
+    if speed.points:
+        measured = {point.workers for point in speed.points}
+        return sorted({full, *measured, *(number for number in _NUMBERS if number < speed.most_workers)})
+    usual = min(USUAL_WORKERS, full)
+    if site.billing:
+        return sorted({usual, full})
+    return [full if wish.prefer == FASTEST else usual]
+
+
+def _rounded(value: float) -> float:
+    """Round to three digits, so that noise decides nothing."""
+    return float(f"{value:.3g}")
+
+
+def _cost_of(choice: Choice) -> float:
     """Return the billed units or, without weights, GPU time; an estimate counts as a bit more."""
-    return float(f"{(one.units_per_1000_audio_hours or 1 / one.rate) * (1.0 if one.measured else _ESTIMATED):.3g}")
+    cost = choice.units_per_1000_audio_hours or 1 / choice.rate
+    return _rounded(cost if choice.measured else cost * _ESTIMATED)
 
 
 def usual_request(
-    submit: SubmitSettings, prefer: str, settings: RunSettings, site: Site, environ: Mapping[str, str], cwd: Path,
-    source: SourceFacts | None = None, tasks: int = 1,
-) -> Choice:  # fmt: skip
+    submit: SubmitSettings,
+    prefer: str,
+    settings: RunSettings,
+    site: Site,
+    environ: Mapping[str, str],
+    cwd: Path,
+    source: SourceFacts | None = None,
+    tasks: int = 1,
+) -> Choice:
     """Return what a job requests that was not planned, and at what speed; 0: no speed is known here."""
     submit = replace(submit, gpus_per_task=submit.gpus_per_task or 1)
     wish = PlanWish.of(submit, PlanSettings(prefer), settings)
+    is_known = True
     try:
-        speed, is_known = find_speed(None, None, settings, environ, cwd), True
+        speed = find_speed(None, None, settings, environ, cwd)
     except BadcjobsError:
-        speed, is_known = Speed(1.0, ""), False
+        is_known = False
+        speed = Speed(1.0, "")
     source = source or SourceFacts(0, 0.0, 0)
     speed = at_length(speed, source.mean_s or 0.0)
-    start_up = tasks * billed_start_up_s(speed) / source.audio_s if source.audio_s else 0.0
     chunk_s = source.mean_s or settings.chunk_length_s
-    held = source.lengths.held_s if source.lengths else lambda many: source.longest_s or 0.0
-    cut: Cut = chunk_s, chunk_s, held, 1.0, lambda rate, gpus: start_up
-    found, *_ = choose(speed, wish, site, [cut])
-    return found if is_known else found._replace(rate=0.0, units_per_1000_audio_hours=None)
+    start_up = tasks * billed_start_up_s(speed) / source.audio_s if source.audio_s else 0.0
+
+    def held_s(workers: int) -> float:
+        return source.lengths.held_s(workers) if source.lengths else source.longest_s or 0.0
+
+    cut = Cut(chunk_s, chunk_s, held_s, 1.0, lambda rate, gpus: start_up)
+    request, *_ = choose(speed, wish, site, [cut])
+    return request if is_known else request._replace(rate=0.0, units_per_1000_audio_hours=None)
 
 
 def billed_start_up_s(speed: Speed) -> float:
@@ -119,51 +162,77 @@ def billed_start_up_s(speed: Speed) -> float:
 
 def list_lengths(speed: Speed) -> list[float]:
     """Return the lengths to which recordings can be cut, as far as anything is known about them."""
-    known = {(one.chunk_s if one.cut_s is None else one.cut_s) or 0.0 for one in speed.points} - {0.0}
+    lengths = {point.chunk_s if point.cut_s is None else point.cut_s for point in speed.points}
+    lengths_s = {length_s for length_s in lengths if length_s}
     if speed.bytes_per_s:  # HawkEars
-        steps = {8, *(max(1, round((one - OVERLAP_S) / WIDE_GRID_S)) for one in known)}
-        known = {many * WIDE_GRID_S + OVERLAP_S for many in steps}
-    return sorted(one for one in known if one <= (speed.safe_s or math.inf))
+        steps = {8, *(max(1, round((length_s - OVERLAP_S) / WIDE_GRID_S)) for length_s in lengths_s)}
+        lengths_s = {number * WIDE_GRID_S + OVERLAP_S for number in steps}
+    return sorted(length_s for length_s in lengths_s if length_s <= (speed.safe_s or math.inf))
 
 
-def _make(speed: Speed, wish: PlanWish, site: Site, gpus: int, workers: int, cut: Cut) -> Choice:
-    chunk_s, mean_s, held, repeated, start_up = cut
-    held_s = held(gpus * workers) or chunk_s
-    busy = max((one.cores / one.workers for one in speed.points if one.cores), default=0.0)
-    cpus = max(gpus * workers, round(gpus * workers * busy))
-    mem_gb, mem_why = memory_of(speed, gpus * workers, workers, held_s)
-    most_cpus, most_gb = wish.cpus or site.node_cpus or cpus, math.ceil(wish.mem_gb or site.node_memory_gb or mem_gb)
-    fits = cpus <= most_cpus and mem_gb <= most_gb and workers <= speed.device_room(held_s)
-    if wish.mem_gb is not None or mem_gb > most_gb:
-        asked = "all of a node" if wish.mem_gb is None else "from [submit] mem"
-        mem_gb, mem_why = most_gb, f"{asked}; {mem_gb} GB would be requested: {mem_why}"
+# --- one choice -------------------------------------------------------------------------------------------------------
+
+
+def _make_choice(speed: Speed, wish: PlanWish, site: Site, gpus: int, workers: int, cut: Cut) -> Choice:
+    """Return what a task with so many GPUs and workers on each requests and costs."""
+    cpus, mem_gb, mem_why, fits = _size_request(speed, wish, site, gpus, workers, cut)
     rate = speed.audio_hours_per_gpu_hour
     if speed.points:  # the first point has the speed that is planned with
         usual = rate_of(speed.points, speed.points[0].workers, speed.chunk_s)
-        rate *= rate_of(speed.points, workers, mean_s) / usual
-    hours = repeated / (rate * gpus) + start_up(rate, gpus)  # of tasks, for an hour of recordings
-    cpus = wish.cpus or max(LEAST_CPUS, min(cpus, most_cpus))
+        rate *= rate_of(speed.points, workers, cut.mean_s) / usual
+    hours = cut.repeated / (rate * gpus) + cut.start_up(rate, gpus)  # of tasks, for an hour of recordings
+    alike = [point for point in speed.points if point.workers == workers and _is_alike(point.chunk_s, cut.mean_s)]
     units = None if site.billing is None else site.billing.per_hour(gpus, mem_gb, cpus)
-    power_w = _power_of(speed.points, workers, mean_s)
-    points = () if speed.given else speed.points
-    measured = any(one.workers == workers and _is_alike(one.chunk_s, mean_s) for one in points)
-    per_1000, joules = units and 1000 * units * hours, power_w and 3600 * power_w * gpus * hours
-    mem_gb = 0 if wish.mem_gb == 0 else mem_gb  # Slurm: all memory of the node
+    power_w = _power_of(speed.points, workers, cut.mean_s)
     return Choice(
-        gpus, workers, chunk_s, cpus, mem_gb, mem_why, rate, measured, 1000 * hours, units, per_1000, joules, fits
+        gpus=gpus,
+        workers=workers,
+        chunk_s=cut.chunk_s,
+        cpus=cpus,
+        mem_gb=0 if wish.mem_gb == 0 else mem_gb,  # Slurm: all memory of the node
+        mem_why=mem_why,
+        rate=rate,
+        measured=bool(alike) and not speed.given,
+        hours_per_1000_audio_hours=1000 * hours,
+        units_per_hour=units,
+        units_per_1000_audio_hours=units and 1000 * units * hours,
+        joules_per_audio_hour=power_w and 3600 * power_w * gpus * hours,
+        fits=fits,
     )
 
 
-def _is_alike(one_s: float | None, other_s: float | None) -> bool:
-    return not one_s or not other_s or 1 / ALIKE <= one_s / other_s <= ALIKE
+def _size_request(
+    speed: Speed, wish: PlanWish, site: Site, gpus: int, workers: int, cut: Cut
+) -> tuple[int, int, str, bool]:
+    """Return the cores, the memory in GB and why, and whether the workers fit into them and into the devices."""
+    in_all = gpus * workers
+    held_s = cut.held_s(in_all) or cut.chunk_s
+    busy = max((point.cores / point.workers for point in speed.points if point.cores), default=0.0)
+    cpus = max(in_all, round(in_all * busy))
+    mem_gb, mem_why = memory_of(speed, in_all, workers, held_s)
+    most_cpus = wish.cpus or site.node_cpus or cpus
+    most_gb = math.ceil(wish.mem_gb or site.node_memory_gb or mem_gb)
+    fits = cpus <= most_cpus and mem_gb <= most_gb and workers <= speed.device_room(held_s)
+    if wish.mem_gb is not None or mem_gb > most_gb:
+        limit = "all of a node" if wish.mem_gb is None else "from [submit] mem"
+        mem_why = f"{limit}; {mem_gb} GB would be requested: {mem_why}"
+        mem_gb = most_gb
+    cpus = wish.cpus or max(LEAST_CPUS, min(cpus, most_cpus))
+    return cpus, mem_gb, mem_why, fits
+
+
+def _is_alike(chunk_s: float | None, other_s: float | None) -> bool:
+    return not chunk_s or not other_s or 1 / ALIKE <= chunk_s / other_s <= ALIKE
 
 
 def rate_of(points: Sequence[Measured], workers: int, chunk_s: float | None) -> float:
     """Return the audio-hours per GPU-hour of so many workers per GPU with such chunks."""
     rates = {0: 0.0}
-    for many in sorted({one.workers for one in points}):
-        curve = tuple(sorted({one.chunk_s or 0.0: one.rate for one in points if one.workers == many}.items()))
-        rates[many] = read_off(curve, chunk_s)[0] if chunk_s and len(curve) > 1 else max(rate for _, rate in curve)
+    for number in sorted({point.workers for point in points}):
+        by_length = {point.chunk_s or 0.0: point.rate for point in points if point.workers == number}
+        rates[number] = max(by_length.values())
+        if chunk_s and len(by_length) > 1:
+            rates[number], _ = read_off(tuple(sorted(by_length.items())), chunk_s)
     for (few, slow), (many, fast) in pairwise(rates.items()):
         if workers <= many:
             return slow + (fast - slow) * (workers - few) / (many - few)
@@ -172,25 +241,34 @@ def rate_of(points: Sequence[Measured], workers: int, chunk_s: float | None) -> 
 
 def memory_of(speed: Speed, in_all: int, workers: int, chunk_s: float | None) -> tuple[int, str]:
     """Return the memory to request for all workers of a task, so many per GPU, and why; None: of unknown length."""
-    each = f"for each of {in_all} workers" if in_all > 1 else "for the worker"
-    known = [one for one in speed.points if one.memory_bytes and (chunk_s or not one.chunk_s)]
-    if not known:
+    for_each = f"for each of {in_all} workers" if in_all > 1 else "for the worker"
+    points = [point for point in speed.points if point.memory_bytes and (chunk_s or not point.chunk_s)]
+    if not points:
         length = "unknown length" if chunk_s is None else f"{chunk_s:,.0f} s"
-        guess = f"{guess_worker_bytes(chunk_s) / _GIB:.1f} GiB {each} with chunks of {length}"
+        guess = f"{memory(guess_worker_bytes(chunk_s))} {for_each} with chunks of {length}"
         return guessed_gb(in_all, chunk_s), f"assumed: {guess}, and a tenth left free; not measured"
+
     near_s = chunk_s or 3600.0  # a whole recording
-    one = min(known, key=lambda one: (abs(math.log(one.workers / workers)), abs((one.chunk_s or near_s) - near_s)))
-    each_bytes, why = (one.memory_bytes or 0.0) / one.workers, f"measured with {count(one.workers, 'worker')} per GPU"
-    if one.chunk_s and chunk_s and not _is_alike(one.chunk_s, chunk_s):
-        each_bytes = max(each_bytes / 2, each_bytes + speed.bytes_per_s * (chunk_s - one.chunk_s))
-        why += f" and chunks of {one.chunk_s:,.0f} s"
-    return advised_gb(in_all * each_bytes), f"{each_bytes / _GIB:.2f} GiB {each} ({why}), 15 % more and 0.5 GiB"
+
+    def distance(point: Measured) -> tuple[float, float]:
+        return abs(math.log(point.workers / workers)), abs((point.chunk_s or near_s) - near_s)
+
+    nearest = min(points, key=distance)
+    each_bytes = (nearest.memory_bytes or 0.0) / nearest.workers
+    why = f"measured with {count(nearest.workers, 'worker')} per GPU"
+    if nearest.chunk_s and chunk_s and not _is_alike(nearest.chunk_s, chunk_s):
+        longer_s = chunk_s - nearest.chunk_s
+        each_bytes = max(each_bytes / 2, each_bytes + speed.bytes_per_s * longer_s)
+        why += f" and chunks of {nearest.chunk_s:,.0f} s"
+    return advised_gb(in_all * each_bytes), f"{memory(each_bytes)} {for_each} ({why}), 15 % more and 0.5 GiB"
 
 
 def _power_of(points: Sequence[Measured], workers: int, chunk_s: float | None) -> float | None:
     """Return the mean power of a GPU: what it draws without work, and the rest in proportion to the speed."""
-    known = [one for one in points if one.power_w is not None]
-    for one in sorted(known, key=lambda one: abs(math.log(one.workers / workers)))[:1]:
-        faster = rate_of(points, workers, chunk_s) / rate_of(points, one.workers, chunk_s)
-        return (one.idle_w or 0.0) + ((one.power_w or 0.0) - (one.idle_w or 0.0)) * faster
-    return None
+    measured = [point for point in points if point.power_w is not None]
+    if not measured:
+        return None
+    nearest = min(measured, key=lambda point: abs(math.log(point.workers / workers)))
+    idle_w = nearest.idle_w or 0.0
+    faster = rate_of(points, workers, chunk_s) / rate_of(points, nearest.workers, chunk_s)
+    return idle_w + ((nearest.power_w or 0.0) - idle_w) * faster

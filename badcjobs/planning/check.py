@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from badcjobs.cluster import sbatch_options
-from badcjobs.cluster.job_script import BatchScript, ParsedWords, parse_plainly, read_script, read_text
+from badcjobs.cluster.job_script import BatchScript, Call, ParsedWords, Parser, read_script, read_text
 from badcjobs.cluster.sbatch_options import OF_SUBMIT, Asked, parse_array
+from badcjobs.devices import allocation
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, SlowStart
-from badcjobs.model import default_cpus, default_mem
+from badcjobs.model import ArrayShape, default_cpus, default_mem
 from badcjobs.paths import RunFolder, shell_line, user_cache
 from badcjobs.planning import place_rules, preflight_facts, request_rules, script_rules
 from badcjobs.planning.bill import FASTEST, Choice, usual_request
@@ -35,14 +36,12 @@ from badcjobs.settings import SETTINGS, RunSettings, SubmitSettings, absolute, c
 from badcjobs.small_files import parse_json, read_small
 from badcjobs.store.submission_record import find_cut_short
 from badcjobs.trust import Trust
-from badcjobs.workers.engines import choose_engine
+from badcjobs.workers.engines import choose_engine, traits_of
 
 _NEW = "--out another folder, for a new run"
 _ENGINE_START_S = 300.0  # less than in a job: someone waits for it
 _ARGUMENTS = "BADCJOBS_ARGS"  # options of run for a script
-_PARSERS: dict[str, Callable[[Any], Any]] = {
-    "count": int, "number": float, "texts": lambda value: tuple(value) if isinstance(value, list | tuple) else (value,)
-}  # fmt: skip
+_NUMBERS: dict[str, Callable[[str], float]] = {"count": int, "number": float}  # by the kind of a setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +58,7 @@ class CheckOrder:
     run_words: tuple[str, ...] = ()  # options of run, for the script
     quick: bool = False
     progress: Callable[[int], None] = lambda rows: None
-    parse: Callable[[Sequence[str]], ParsedWords] = parse_plainly  # parses the words after badcjobs
+    parse: Parser = lambda words: ParsedWords()  # parses the words after badcjobs
     prefer: str = "cheapest"  # of [plan]
     trust: Trust | None = None
     site_trust: Trust | None = None  # None: the user named the site
@@ -75,7 +74,7 @@ class Checked:
     source: SourceFacts | None
 
     def count(self, severity: str) -> int:
-        return sum(one.severity == severity for one in self.findings)
+        return sum(finding.severity == severity for finding in self.findings)
 
     @property
     def exit_code(self) -> int:
@@ -84,7 +83,8 @@ class Checked:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of ``badcjobs check --json``, the worst findings first."""
-        ranked, source = worst_first(self.findings), None
+        ranked = worst_first(self.findings)
+        source = None
         if self.source is not None:
             source = asdict(replace(self.source, lengths=None))
             del source["lengths"]
@@ -96,80 +96,107 @@ class Checked:
             "site": self.site,
             "asked": asdict(self.asked),
             "source": source,
-            "findings": [asdict(one) for one in ranked],
+            "findings": [finding.to_dict() for finding in ranked],
         }
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """The job that is checked, as far as it is known before Slurm and this machine are asked."""
+
+    settings: RunSettings
+    asked: Asked
+    site: Site
+    script: BatchScript | None
+    source: SourceFacts | None
+
+    @property
+    def start(self) -> Call | None:
+        """The call of ``badcjobs run`` in the script."""
+        return None if self.script is None else self.script.start
 
 
 def check(order: CheckOrder) -> Checked:
     """Collect the facts and apply all rules; only wrong usage raises."""
     site = find_site(order.site, order.cwd, trust=order.site_trust)
     script, asked = _read_request(order)
-    settings, of_settings = (order.settings, []) if script is None else _read_settings(script, order)
-    source, findings = None, list[Remark]()
-    if settings.source:
-        source, findings = check_source(settings, order.cwd, quick=order.quick, progress=order.progress)
-    elif script and (start := script.start) and start.sources != ():
-        why = "is inside an image" if start.sources else "cannot be read from here"
-        line = f"badcjobs check {shell_line(Path(script.name))} SOURCE"
-        findings = [fine("source", f"not checked: the source in line {start.line} {why}; try: {line}")]
-    if script is not None and script.unset:
-        line = f"badcjobs check {shell_line(Path(script.name))} SOURCE --out DIR"
-        text = f"{' and '.join(script.unset)} must have a value: every task would stop at once"
-        findings = [problem("script", text, f"{line}   (or write them into the script)")]
-    of_run = _check_run_folder(settings, asked, order.cwd)
-    facts = _collect_facts(settings, order, site, script, asked, source)
-    findings += check_facts(replace(facts, has_begun=any(one.subject == "run.toml" for one in of_run)), of_run)
-    findings += of_settings
-    if not {"config", "settings"} & {one.subject for one in of_settings}:
-        findings += _check_engine(settings, script, order)
+    settings = order.settings
+    about_settings: list[Remark] = []
+    if script is not None:
+        settings, about_settings = _read_settings(script, order)
+    source, findings = _look_at_source(settings, script, order)
+
+    job = _Job(settings, asked, site, script, source)
+    about_run = _check_run_folder(settings, asked, order.cwd)
+    has_begun = any(remark.subject == "run.toml" for remark in about_run)
+    findings += check_facts(_collect_facts(job, order, has_begun=has_begun), about_run)
+    findings += about_settings
+    if not {"config", "settings"} & {remark.subject for remark in about_settings}:
+        findings += _check_engine(job, order)
     if script is None:
-        findings = [one if one.fix is None else replace(one, fix=for_submit(one.fix)) for one in findings]
+        findings = [replace(finding, fix=finding.fix and for_submit(finding.fix)) for finding in findings]
     return Checked(tuple(findings), site.name or None, asked, source)
 
 
-def check_facts(facts: PreflightFacts, of_run: Iterable[Remark] = ()) -> list[Remark]:
-    """Apply all rules; ``of_run``: findings about the run folder."""
+def check_facts(facts: PreflightFacts, about_run: Iterable[Remark] = ()) -> list[Remark]:
+    """Apply all rules; ``about_run``: findings about the run folder."""
     about_job = (request_rules.SPACING, *place_rules.PLACES, request_rules.check_request, request_rules.SHARES)
     about_script = (script_rules.check_script, script_rules.GRACE, *script_rules.MODULES)
-    others = apply_rules((*about_job, *about_script, *place_rules.MACHINE), facts)
-    return [*apply_rules(place_rules.OUT, facts), *of_run, *others]
+    remarks = apply_rules((*about_job, *about_script, *place_rules.MACHINE), facts)
+    return [*apply_rules(place_rules.OUT, facts), *about_run, *remarks]
 
 
 def for_submit(fix: str) -> str:
     """Return a fix as an option of submit, where no script has a line for it."""
 
-    def option(found: re.Match[str]) -> str:
-        word, name, value = found.groups()
+    def option(match: re.Match[str]) -> str:
+        line, name, value = match.groups()
         if name == "array" and value.startswith("0-"):
             return f"--tasks {int(value[2:]) + 1}"
         key = OF_SUBMIT.get(name)
-        return f"--sbatch={word}" if key is None else f"{SETTINGS['submit'][key].option} {value}"
+        if key is None:
+            return f"--sbatch={line}"
+        return f"{SETTINGS['submit'][key].option} {value}"
 
     return re.sub(r"#SBATCH (--([\w-]+)=(\S+))", option, fix)
 
 
-# --- what the job asks for, and its settings --------------------------------------------------------------------------
+# --- what the job asks for --------------------------------------------------------------------------------------------
 
 
 def _read_request(order: CheckOrder) -> tuple[BatchScript | None, Asked]:
     """Return the script, if there is one, and what the job asks of Slurm; options of submit win over the script."""
-    submit, mistakes = order.submit, list[str]()
-    if order.script is None and order.settings.source:  # what submit asks for by itself
-        gpus = 1 if submit.gpus_per_task is None else submit.gpus_per_task
-        cpus, mem = submit.cpus or default_cpus(gpus), submit.mem or default_mem(gpus)
-        submit = replace(submit, gpus_per_task=gpus, cpus=cpus, mem=mem, time=submit.time or "12:00:00")
-    words = sbatch_options.submit_words(submit)
-    given = {"account": order.environ["SBATCH_ACCOUNT"]} if order.environ.get("SBATCH_ACCOUNT") else {}
-    given |= sbatch_options.read_options(words, mistakes)
+    mistakes: list[str] = []
+    words = sbatch_options.submit_words(_with_usual_request(order))
+    of_environment = allocation.sbatch_options(order.environ)
+    given = {"account": of_environment["account"]} if "account" in of_environment else {}
+    given |= sbatch_options.read_options(words)
     asked = sbatch_options.read_asked(given, sbatch_options.read_values(given, mistakes), mistakes)
     if mistakes:
         raise BadInput("\n".join(mistakes), fix="badcjobs check … --time 12:00:00 --mem 16G")
-    if order.script is None:
-        if asked.gpus_per_task == 0 and (submit.gpus_per_task is None or order.settings.cpu_workers):
-            asked = replace(asked, gpus_per_task=None)  # not set, or not needed
-        return None, replace(asked, merge_account=submit.merge_account)
-    script = _open_script(order.script, words, order)
-    return script, script.asked
+    if order.script is not None:
+        script = _open_script(order.script, words, order)
+        return script, script.asked
+
+    no_gpus_needed = order.submit.gpus_per_task is None or order.settings.cpu_workers
+    if asked.gpus_per_task == 0 and no_gpus_needed:
+        asked = replace(asked, gpus_per_task=None)
+    return None, replace(asked, merge_account=order.submit.merge_account)
+
+
+def _with_usual_request(order: CheckOrder) -> SubmitSettings:
+    """Return the options with what submit asks for by itself."""
+    submit = order.submit
+    if order.script is not None or not order.settings.source:
+        return submit
+    gpus = 1 if submit.gpus_per_task is None else submit.gpus_per_task
+    return replace(
+        submit,
+        gpus_per_task=gpus,
+        cpus=submit.cpus or default_cpus(gpus),
+        mem=submit.mem or default_mem(gpus),
+        time=submit.time or "12:00:00",
+    )
 
 
 def _open_script(name: str, words: Sequence[str], order: CheckOrder) -> BatchScript:
@@ -181,14 +208,17 @@ def _open_script(name: str, words: Sequence[str], order: CheckOrder) -> BatchScr
             why="options after -- reach a job script in this variable",
             fix=f"add {shell_line(*order.run_words)} to the line with badcjobs run",
         )
-    settings = order.settings
-    variables = {
-        "SOURCE": settings.source[0] if settings.source else None,
-        "OUT": None if settings.out is None else str(settings.out),
-        _ARGUMENTS: " ".join(order.run_words) or None,
-    }
-    environ = {**order.environ, **{key: value for key, value in variables.items() if value is not None}}
+    environ = dict(order.environ)
+    if order.settings.source:
+        environ["SOURCE"] = order.settings.source[0]
+    if order.settings.out is not None:
+        environ["OUT"] = str(order.settings.out)
+    if order.run_words:
+        environ[_ARGUMENTS] = " ".join(order.run_words)
     return read_script(text, name, environ, str(order.cwd), order.parse, words)
+
+
+# --- the settings of a script -----------------------------------------------------------------------------------------
 
 
 def _read_settings(script: BatchScript, order: CheckOrder) -> tuple[RunSettings, list[Remark]]:
@@ -196,175 +226,319 @@ def _read_settings(script: BatchScript, order: CheckOrder) -> tuple[RunSettings,
 
     SOURCE and --out of the command line win: a script may take its own from variables that are not known.
     """
-    given, start, findings, mistakes = order.settings, script.start, list[Remark](), list[str]()
+    start = script.start
     if start is None:
-        return given, []
-    where, project = f"{script.name} line {start.line}", Project()
+        return order.settings, []
+    project, findings = _read_project(start, order)
+    mistakes: list[str] = []
+    values = {**project.values.get("run", {}), **_parse_values(start, mistakes)}
+
+    place = f"{script.name} line {start.line}"
+    all_known = start.named & SETTINGS["run"].keys() <= start.values.keys()
+    if all_known and not start.hidden and not script.wrong_calls:
+        sources = ["?"] if start.sources is None else start.sources or values.get("source", ())
+        mistakes += contradictions({**values, "source": sources})
+        if not values.get("out"):
+            text = f"{place} has no --out, which badcjobs run needs"
+            findings.append(problem("out", text, f"{start.text} --out results"))
+    if mistakes and not script.wrong_calls:  # which may have been read wrongly
+        findings.append(_wrong_settings(mistakes, start, place))
+
+    values.setdefault("engine", "command" if values.get("command") else "hawkears")
+    values["source"] = order.settings.source or _sources_here(start, order.cwd) or tuple(values.get("source", ()))
+    out = order.settings.out or values.get("out")
+    values["out"] = Path(out) if out else None
+    by_name = {SETTINGS["run"][key].name: value for key, value in values.items()}
+    return RunSettings(**by_name, patterns=project.patterns, places=project.places), findings
+
+
+def _read_project(start: Call, order: CheckOrder) -> tuple[Project, list[Remark]]:
+    """Read the settings file that a call uses."""
     try:
         trust = order.trust and replace(order.trust, without=f"{start.text} --config ''")
-        project = Project.read(start.values.get("config", ()), order.cwd, trust, ("run",))
+        return Project.read(start.values.get("config", ()), order.cwd, trust, ("run",)), []
     except BadInput as error:
         text = f"{error.what}: {error.why}" if error.why else error.what
-        findings.append(problem("config", text, error.fix or "badcjobs guide settings"))
-    words = {}
+        return Project(), [problem("config", text, error.fix or "badcjobs guide settings")]
+
+
+def _parse_values(start: Call, mistakes: list[str]) -> dict[str, Any]:
+    """Return the settings that a call gives, in their types; add wrong ones to ``mistakes``."""
+    values: dict[str, Any] = {}
     for key, value in start.values.items():
-        if key in SETTINGS["run"] and (value is not True or SETTINGS["run"][key].kind == "switch"):
-            words[key] = value
+        if key not in SETTINGS["run"]:
+            continue
+        values[key] = value
+        parse = _NUMBERS.get(SETTINGS["run"][key].kind)
+        if parse is not None:
             with suppress(ValueError):  # a wrong value stays as it is, and is refused below
-                words[key] = _PARSERS.get(SETTINGS["run"][key].kind, lambda same: same)(value)
-    known = check_values("run", words, lambda key: SETTINGS["run"][key].option, mistakes)
-    values = {**project.values.get("run", {}), **known}
+                values[key] = parse(value)
+    return check_values("run", values, lambda key: SETTINGS["run"][key].option, mistakes)
+
+
+def _sources_here(start: Call, cwd: Path) -> tuple[str, ...]:
+    """Return the sources that a call names, unless absolute paths may be folders in an image."""
     sources = start.sources or ()
-    if start.contained and not all((order.cwd / one).exists() for one in sources):
-        sources = ()  # absolute paths may be folders in the image
-    named = start.named & SETTINGS["run"].keys()
-    if not (start.hidden or script.wrong_calls or named - start.values.keys()):
-        its = ["?"] if start.sources is None else start.sources or values.get("source")
-        mistakes += contradictions({**values, "source": its})
-        if not values.get("out"):
-            missing = f"{where} has no --out, which badcjobs run needs"
-            findings.append(problem("out", missing, f"{start.text} --out results"))
-    if mistakes and not script.wrong_calls:  # which may have been read wrongly
-        text, *more = mistakes if len(mistakes) == 1 else ["these settings cannot be used", *mistakes]
-        fix = "badcjobs run --help"
-        engines = SETTINGS["run"]["engine"].among
-        if (engine := words.get("engine")) is not None and engine not in engines:
-            fix = start.text.replace(engine, nearest(engine, engines) or engines[0])
-        findings.append(problem("settings", f"{where}: {text}", fix, tuple(more)))
-    values.setdefault("engine", "command" if values.get("command") else "hawkears")
-    values["source"] = given.source or sources or tuple(values.get("source", ()))
-    values["out"] = given.out or (Path(values["out"]) if values.get("out") else None)
-    return RunSettings(**{SETTINGS["run"][key].name: value for key, value in values.items()}), findings
+    if start.contained and not all((cwd / source).exists() for source in sources):
+        return ()
+    return sources
 
 
-# --- sources, places, the run folder ----------------------------------------------------------------------------------
+def _wrong_settings(mistakes: Sequence[str], start: Call, place: str) -> Remark:
+    """Return one problem about all mistakes; if the engine is misspelled, with the line to write instead."""
+    fix = "badcjobs run --help"
+    engine = start.values.get("engine")
+    engines = SETTINGS["run"]["engine"].among
+    if engine is not None and engine not in engines:
+        fix = start.text.replace(engine, nearest(engine, engines) or engines[0])
+    if len(mistakes) == 1:
+        return problem("settings", f"{place}: {mistakes[0]}", fix)
+    return problem("settings", f"{place}: these settings cannot be used", fix, tuple(mistakes))
 
 
-def _collect_facts(
-    settings: RunSettings, order: CheckOrder, site: Site, script: BatchScript | None, asked: Asked,
-    source: SourceFacts | None,
-) -> PreflightFacts:  # fmt: skip
-    """Look up what the rules need."""
-    start, options = script.start if script else None, script.options if script else {}
-    here = script is None and order.submit.cluster == "local"  # then Slurm is not used
-    slurm = None if here else preflight_facts.query_slurm(order.environ, order.clock)
-    answers = slurm is not None and slurm.trouble is None
-    trial = None
-    if answers and script is not None and not script.mistakes and not sbatch_options.submit_words(order.submit):
-        trial = preflight_facts.query_sbatch(order.cwd / script.name, order.environ, order.cwd)
-    modules = (script.modules if script else ()) or (site.modules if not (start and start.contained) else ())
-    logs = dict.fromkeys(posixpath.dirname(options.get(log, "")) for log in ("output", "error"))
-    temporary, cache = order.environ.get("TMPDIR"), user_cache(order.environ)
-    own = SubmitSettings(gpus_per_task=asked.gpus_per_node or asked.gpus_per_task)
-    mem = f"{asked.memory_gb_per_node * (asked.nodes or 1) * 1024:.0f}M" if asked.memory_gb_per_node else None
-    # A run starts as many workers as its cores and its memory hold, but one on each GPU.
-    whole = SubmitSettings(gpus_per_task=asked.gpus_per_task, cpus=asked.cpus, mem=mem)
-    few = replace(settings, workers_per_gpu=str(settings.workers_wanted or 1))
-    on_a_node = (replace(own, cpus=asked.cpus_per_node), FASTEST) if asked.cpus_per_node else (own, order.prefer)
-    orders = (*on_a_node, settings, site), (whole, FASTEST, settings, site), (own, FASTEST, few, Site(""))
-    needed, had, least = (usual_request(*one, order.environ, order.cwd, source, asked.tasks or 1) for one in orders)
-    if script is not None:
-        with suppress(OSError, ValueError, KeyError, TypeError):  # it was not planned
-            plan = parse_json(read_small((order.cwd / script.name).with_name("plan.json")))
-            planned = Choice(**{name: plan["tasks"][name] for name in Choice._fields})
-            workers = settings.workers_wanted or (None if plan["speed"]["points"] else planned.workers)
-            had = planned if (planned.gpus, planned.workers) == (had.gpus, workers) else had  # else it was edited
-    usual = usual_request(*orders[0], order.environ, order.cwd)  # without a look at the source, as submit and templates
-    is_hawkears = settings.engine == "hawkears"
-    is_known = settings.workers_wanted or (is_hawkears and source and source.longest_s)
-    if any("XDG_CACHE_HOME" in one for one in order.submit.setup):
-        cache = None  # the jobs have another one
+# --- the source and the run folder ------------------------------------------------------------------------------------
 
-    def folder(*path: str, write: bool = False) -> FolderFacts:
-        return preflight_facts.look_at_folder(order.cwd.joinpath(*path), order.clock, write=write)
 
-    return PreflightFacts(
-        asked=asked,
-        site=site,
-        script=script,
-        start=start,
-        source=source,
-        out=None if settings.out is None else folder(str(settings.out), write=True),
-        submit=folder(),
-        log_folders=tuple(  # absolute paths may differ on other machines
-            folder(options.get("chdir", ""), log) for log in logs if log and "%" not in log and not posixpath.isabs(log)
-        ),
-        temporary=folder(temporary) if temporary else None,
-        home=os.path.realpath(order.environ.get("HOME") or "/nonexistent"),
-        cache=None if cache is None else os.path.realpath(cache),
-        on_cluster=bool(site.name) or answers,
-        live_mode=settings.live_mode,
-        grace_s=settings.grace_s,
-        slurm=slurm,
-        cluster=preflight_facts.query_nodes(order.environ) if answers else None,
-        trial=trial,
-        modules=preflight_facts.load_modules(modules, order.environ) if modules else None,
-        needed_gb=max(needed.mem_gb, usual.mem_gb),
-        workers=least.gpus * least.workers if is_known and asked.gpus_per_task else None,
-        workers_gb=least.mem_gb if is_hawkears else 0,
-        rate=had.rate,
-        task_hours=had.hours_per_1000_audio_hours / 1000,
-        gpus=preflight_facts.look_at_gpus(order.environ, order.clock, settings.stand_in(order.cwd)),
-    )
+def _look_at_source(
+    settings: RunSettings, script: BatchScript | None, order: CheckOrder
+) -> tuple[SourceFacts | None, list[Remark]]:
+    """Read the source, or say why it is not read."""
+    source = None
+    findings: list[Remark] = []
+    if settings.source:
+        source, findings = check_source(settings, order.cwd, quick=order.quick, progress=order.progress)
+    if script is None:
+        return source, findings
+
+    line = f"badcjobs check {shell_line(Path(script.name))} SOURCE"
+    if script.unset:
+        text = f"{' and '.join(script.unset)} must have a value: every task would stop at once"
+        return source, [problem("script", text, f"{line} --out DIR   (or write them into the script)")]
+    start = script.start
+    if not settings.source and start is not None and start.sources != ():
+        why = "is inside an image" if start.sources else "cannot be read from here"
+        text = f"not checked: the source in line {start.line} {why}; try: {line}"
+        findings = [fine("source", text, checked=False)]
+    return source, findings
 
 
 def _check_run_folder(settings: RunSettings, asked: Asked, cwd: Path) -> list[Remark]:
     """Compare with what the first task of an earlier run in the same folder has frozen."""
-    found: list[Remark] = []
     if settings.out is None:
-        return found
+        return []
     folder = cwd / settings.out
-    if (cut_short := find_cut_short(folder)) is not None:
-        found.append(warning("submit", cut_short.what, cut_short.command))  # two arrays would do the same chunks
+    findings = []
+    cut_short = find_cut_short(folder)
+    if cut_short is not None:
+        findings.append(warning("submit", cut_short.what, cut_short.command))  # two arrays would do the same chunks
     try:
         frozen = FrozenRun.read(RunFolder(folder).run_toml)
     except BadcjobsError as error:
-        return [*found, problem("run.toml", f"{error.what}: {error.why}", error.fix or _NEW)]
-    if frozen is None:
-        return found
-    array, given = frozen.array, tuple(absolute(cwd, one) for one in settings.source)
-    beyond = array is not None and (asked.tasks or 0) > array.count
-    if array is not None and asked.array is not None:
-        beyond = any(array.position_of(index) is None for index in parse_array(asked.array).indices)
-    if given and real_places(frozen.settings.get("source")) != real_places(given):
-        there = " ".join(map(str, frozen.settings.get("source", ())))
-        found.append(problem("run.toml", f"{folder} holds a run of another source ({there})", _NEW))
-    elif beyond:
-        text = f"{folder} holds a run of the array {array}; other indices are refused"
-        found.append(problem("run.toml", text, f"#SBATCH --array={array}   (or {_NEW})"))
-    else:
-        found.append(fine("run.toml", f"{folder} holds a run already: finished chunks are not repeated"))
-    return found
+        return [*findings, problem("run.toml", f"{error.what}: {error.why}", error.fix or _NEW)]
+    if frozen is not None:
+        findings.append(_compare_with_run(frozen, folder, settings, asked, cwd))
+    return findings
+
+
+def _compare_with_run(frozen: FrozenRun, folder: Path, settings: RunSettings, asked: Asked, cwd: Path) -> Remark:
+    """Say whether a job continues the run in its folder, or would be refused there."""
+    sources = tuple(absolute(cwd, source) for source in settings.source)
+    if sources and real_places(frozen.settings.get("source")) != real_places(sources):
+        before = " ".join(map(str, frozen.settings.get("source", ())))
+        return problem("run.toml", f"{folder} holds a run of another source ({before})", _NEW)
+    if frozen.array is not None and _is_beyond(frozen.array, asked):
+        text = f"{folder} holds a run of the array {frozen.array}; other indices are refused"
+        return problem("run.toml", text, f"#SBATCH --array={frozen.array}   (or {_NEW})")
+    if frozen.filelist_sha256 and not settings.filelist:
+        return problem("run.toml", f"{folder} holds a run with a list", f"--filelist FILE   (or {_NEW})")
+    return fine("run.toml", f"{folder} holds a run already: finished chunks are not repeated")
+
+
+def _is_beyond(array: ArrayShape, asked: Asked) -> bool:
+    """Say whether a job has tasks that the array of an earlier one did not have."""
+    if asked.array is None:
+        return (asked.tasks or 0) > array.count
+    return any(array.position_of(index) is None for index in parse_array(asked.array).indices)
+
+
+# --- the facts for the rules ------------------------------------------------------------------------------------------
+
+
+def _collect_facts(job: _Job, order: CheckOrder, *, has_begun: bool) -> PreflightFacts:
+    """Look up what the rules need."""
+    settings = job.settings
+    emulated = job.script is None and order.submit.cluster == "local"
+    slurm = None if emulated else preflight_facts.query_slurm(order.environ, order.clock)
+    slurm_answers = slurm is not None and slurm.trouble is None
+    modules = _modules_of(job)
+
+    def folder(path: str | Path, *, write: bool = False) -> FolderFacts:
+        return preflight_facts.look_at_folder(order.cwd / path, order.clock, write=write)
+
+    temporary = order.environ.get("TMPDIR")
+    return PreflightFacts(
+        asked=job.asked,
+        site=job.site,
+        script=job.script,
+        start=job.start,
+        source=job.source,
+        out=None if settings.out is None else folder(settings.out, write=True),
+        submit=folder(""),
+        log_folders=tuple(folder(path) for path in _log_folders(job.script)),
+        temporary=folder(temporary) if temporary else None,
+        home=os.path.realpath(order.environ.get("HOME") or "/nonexistent"),
+        cache=_cache_folder(order),
+        on_cluster=bool(job.site.name) or slurm_answers,
+        live_mode=settings.live_mode,
+        grace_s=settings.grace_s,
+        cpu_workers=settings.cpu_workers,
+        has_begun=has_begun,
+        slurm=slurm,
+        cluster=preflight_facts.query_nodes(order.environ) if slurm_answers else None,
+        trial=_try_script(job.script, order) if slurm_answers else None,
+        modules=preflight_facts.load_modules(modules, order.environ) if modules else None,
+        gpus=preflight_facts.look_at_gpus(order.environ, order.clock, settings.stand_in(order.cwd)),
+        **_estimate_needs(job, order)._asdict(),
+    )
+
+
+def _try_script(script: BatchScript | None, order: CheckOrder) -> tuple[str, ...] | None:
+    """Let sbatch test the script, unless it has mistakes or options of submit change it."""
+    if script is None or script.mistakes or sbatch_options.submit_words(order.submit):
+        return None
+    return preflight_facts.query_sbatch(order.cwd / script.name, order.environ, order.cwd)
+
+
+def _modules_of(job: _Job) -> tuple[str, ...]:
+    """Return the modules that the job loads; a container has its own programs."""
+    if job.script is not None and job.script.modules:
+        return job.script.modules
+    if job.start is not None and job.start.contained:
+        return ()
+    return job.site.modules
+
+
+def _log_folders(script: BatchScript | None) -> list[Path]:
+    """Return the folders that a script names for Slurm's logs; absolute paths may differ on other machines."""
+    if script is None:
+        return []
+    names = [posixpath.dirname(script.options.get(log, "")) for log in ("output", "error")]
+    names = [name for name in names if name and "%" not in name]
+    start = Path(script.options.get("chdir", ""))
+    return [start / name for name in dict.fromkeys(names) if not posixpath.isabs(name)]
+
+
+def _cache_folder(order: CheckOrder) -> str | None:
+    """Return our folder in the user's cache; None: the jobs have another one."""
+    cache = user_cache(order.environ)
+    if cache is None or any("XDG_CACHE_HOME" in line for line in order.submit.setup):
+        return None
+    return os.path.realpath(cache)
+
+
+class _Needs(NamedTuple):
+    """What the workers of a task need, and their speed; see PreflightFacts."""
+
+    needed_gb: int
+    workers: int | None
+    workers_gb: int
+    rate: float
+    task_hours: float
+
+
+def _estimate_needs(job: _Job, order: CheckOrder) -> _Needs:
+    """Estimate memory, workers and speed of a task.
+
+    A run starts as many workers as its cores and its memory hold, but at least one on each GPU.
+    """
+    asked = job.asked
+    settings = job.settings
+
+    def request(submit: SubmitSettings, prefer: str, settings: RunSettings, site: Site) -> Choice:
+        tasks = asked.tasks or 1
+        return usual_request(submit, prefer, settings, site, order.environ, order.cwd, job.source, tasks)
+
+    gpus = asked.gpus_per_node or asked.gpus_per_task
+    node = SubmitSettings(gpus_per_task=gpus, cpus=asked.cpus_per_node)
+    prefer = FASTEST if asked.cpus_per_node else order.prefer
+    needed = request(node, prefer, settings, job.site)
+    # As submit and templates request it, which do not look at the source.
+    usual = usual_request(node, prefer, settings, job.site, order.environ, order.cwd)
+    one_per_gpu = replace(settings, workers_per_gpu=str(settings.workers_wanted or 1))
+    least = request(SubmitSettings(gpus_per_task=gpus), FASTEST, one_per_gpu, Site(""))
+
+    mem = None
+    if asked.memory_gb_per_node:
+        mem = f"{asked.memory_gb_per_node * (asked.nodes or 1) * 1024:.0f}M"
+    task = SubmitSettings(gpus_per_task=asked.gpus_per_task, cpus=asked.cpus, mem=mem)
+    requested = request(task, FASTEST, settings, job.site)
+    if job.script is not None:
+        requested = _as_planned(requested, settings, order.cwd / job.script.name)
+
+    declares_memory = traits_of(settings.engine).memory_per_worker is not None
+    workers_known = settings.workers_wanted or (declares_memory and job.source and job.source.longest_s)
+    return _Needs(
+        needed_gb=max(needed.mem_gb, usual.mem_gb),
+        workers=least.gpus * least.workers if workers_known and asked.gpus_per_task else None,
+        workers_gb=least.mem_gb if declares_memory else 0,
+        rate=requested.rate,
+        task_hours=requested.hours_per_1000_audio_hours / 1000,
+    )
+
+
+def _as_planned(requested: Choice, settings: RunSettings, script: Path) -> Choice:
+    """Return what was planned for a script of ``badcjobs plan``, unless the script was edited since."""
+    try:
+        plan = parse_json(read_small(script.with_name("plan.json")))
+        planned = Choice(**{name: plan["tasks"][name] for name in Choice._fields})
+        workers = settings.workers_wanted
+        if workers is None and not plan["speed"]["points"]:
+            workers = planned.workers
+    except (OSError, ValueError, KeyError, TypeError):  # it was not planned
+        return requested
+    return planned if (planned.gpus, planned.workers) == (requested.gpus, workers) else requested
 
 
 # --- the engine -------------------------------------------------------------------------------------------------------
 
 
-def _check_engine(settings: RunSettings, script: BatchScript | None, order: CheckOrder) -> Iterator[Remark]:
+def _check_engine(job: _Job, order: CheckOrder) -> Iterator[Remark]:
     """Let the engine look for its program and models; a warning if the script may set up more than is visible here."""
-    start = script.start if script else None
-    if script is not None and start is None:
+    settings = job.settings
+    start = job.start
+    if job.script is not None and start is None:
         return  # it only merges, or starts badcjobs in a way that cannot be read
     if start is not None and start.contained:
-        yield fine("engine", f"{settings.engine} is in the image, which is not checked")
+        yield fine("engine", f"{settings.engine} is in the image, which is not checked", checked=False)
         return
-    # As a task would, in the virtual environments that the script activates.
-    folders = [str(order.cwd / venv / "bin") for venv in reversed(script.venvs if script else ())]
-    path = os.pathsep.join([*folders, order.environ.get("PATH", os.defpath)])
-    environ, launcher = {**order.environ, "PATH": path}, Launcher("check")
     try:
         engine = choose_engine(
-            settings, environ, launcher, order.clock, cwd=order.cwd, allow_cpu=True, start_s=_ENGINE_START_S
+            settings,
+            order.environ,
+            Launcher("check"),
+            order.clock,
+            cwd=order.cwd,
+            allow_cpu=True,
+            start_s=_ENGINE_START_S,
+            places=job.source is not None and job.source.places is not None,
         )
         engine.check()
         yield fine("engine", f"{settings.engine} can be started here")
     except BadcjobsError as error:
-        fix, why = error.fix or "badcjobs check --help", tuple((error.why or "").splitlines())
-        unseen = None  # what may change the engine in the job, and has no effect here
-        if script is not None and script.set_up_by:
-            unseen = f"the script's {script.set_up_by}"
-        elif start is not None and "engine" not in start.values and (start.hidden or "engine" in start.named):
-            unseen = "the values of the script's variables"
+        unseen = _not_visible_here(job.script)
         text = error.what if unseen is None else f"{error.what}; checked here without {unseen}"
-        certain = unseen is None and not isinstance(error, SlowStart)
-        yield (problem if certain else warning)("engine", text, fix, why)
+        is_certain = unseen is None and not isinstance(error, SlowStart)
+        remark = problem if is_certain else warning
+        yield remark("engine", text, error.fix or "badcjobs check --help", tuple((error.why or "").splitlines()))
+
+
+def _not_visible_here(script: BatchScript | None) -> str | None:
+    """Return what may change the engine in the job, and has no effect here."""
+    if script is None:
+        return None
+    if script.set_up_by:
+        return f"the script's {script.set_up_by}"
+    start = script.start
+    if start is not None and "engine" not in start.values and (start.hidden or "engine" in start.named):
+        return "the values of the script's variables"
+    return None

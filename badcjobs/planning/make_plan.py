@@ -16,8 +16,8 @@ from badcjobs.planning.plan_survey import Lengths, Survey
 from badcjobs.planning.site import Site
 from badcjobs.planning.source_rules import SOURCE_RULES, to_facts
 from badcjobs.report.rules import NOTE
-from badcjobs.report.words import clock, count, data_size, number, round_up
 from badcjobs.sources.mistakes import SHOWN, with_more
+from badcjobs.words import clock, count, data_size, number, round_up
 
 PLAN_VERSION = 1
 _CAPS = (  # of the site, by which the plan is made
@@ -26,6 +26,7 @@ _CAPS = (  # of the site, by which the plan is made
 )  # fmt: skip
 FILES_PER_TASK = 12  # at most ten by contract, Slurm's log, and the manifest with its rows
 FILES_PER_WAVE = 12  # run.toml, job.sqlite, report.html, …, the job script and its list
+_HOUR_MS = 3_600_000
 _OTHER_LENGTH = 2  # times as long: the speed of other chunks is not comparable
 _LAST_IS_LONGER_S = 3.0  # than the others, at most, when recordings are cut on the fly
 
@@ -65,14 +66,15 @@ def cut_of(
     lengths: Lengths, recorded_ms: int, speed: Speed, wish: plan_tasks.PlanWish, site: Site, chunk_s: float = 0.0
 ) -> Cut:
     """Return what to choose by: the lengths of chunks, and the start-up of their tasks."""
-    margin, mean_s = plan_tasks.make_margin(speed, wish.margin), lengths.mean_ms / 1000
+    margin = plan_tasks.make_margin(speed, wish.margin)
+    mean_s = lengths.mean_ms / 1000
+    recorded_ms = max(1, recorded_ms)
 
     def start_up(rate: float, gpus: int) -> float:
         tasks, *_ = plan_tasks.count_tasks(lengths, rate, gpus, margin, wish, site)
-        return tasks * billed_start_up_s(speed) * 1000 / max(1, recorded_ms)
+        return tasks * billed_start_up_s(speed) * 1000 / recorded_ms
 
-    repeated = lengths.total_ms / max(1, recorded_ms)
-    return chunk_s or mean_s, mean_s, lengths.held_s, repeated, start_up
+    return Cut(chunk_s or mean_s, mean_s, lengths.held_s, lengths.total_ms / recorded_ms, start_up)
 
 
 def make_plan(
@@ -82,24 +84,29 @@ def make_plan(
     lengths = survey.lengths
     if not lengths.total_ms:
         raise _nothing_to_plan(survey)
-    best, speed = speed, at_length(speed, lengths.mean_ms / 1000)
     recorded_ms = lengths.total_ms - survey.shared_ms
-    margin, cuts = plan_tasks.make_margin(speed, wish.margin), cuts or [cut_of(lengths, recorded_ms, speed, wish, site)]
-    choice, fastest, choices = choose(best if len(cuts) > 1 else speed, wish, site, cuts)
-    if speed.points and choice.workers != (many := speed.points[0].workers):
-        how = "measured" if choice.measured else f"estimated from {number(speed.audio_hours_per_gpu_hour)} with {many}"
-        speed = replace(speed, origin=f"with {count(choice.workers, 'worker')}, {how}; {speed.origin}")
-    speed = replace(speed, audio_hours_per_gpu_hour=choice.rate)
+    best_speed = speed
+    speed = at_length(speed, lengths.mean_ms / 1000)
+    cuts = cuts or [cut_of(lengths, recorded_ms, speed, wish, site)]
+    choice, fastest, choices = choose(best_speed if len(cuts) > 1 else speed, wish, site, cuts)
+    by_cost = sorted(choices[1:], key=lambda other: other.units_per_1000_audio_hours or 0.0)
+
+    speed = _with_workers(speed, choice)
     wish = replace(wish, gpus_per_task=choice.gpus)
+    margin = plan_tasks.make_margin(speed, wish.margin)
     sizing = plan_tasks.size_tasks(lengths, speed, margin, wish, site)
     most, waves_why = plan_tasks.most_tasks(sizing, site)
     gpus, gpus_why = plan_tasks.gpus_at_a_time(sizing, wish, site, most)
-    waves, tasks = plan_tasks.make_waves(sizing, speed, margin, most, gpus), len(sizing.shares)
-    audio_hours, all_gpus = lengths.total_ms / 3_600_000, tasks * sizing.gpus
+    waves = plan_tasks.make_waves(sizing, speed, margin, most, gpus)
+    tasks = len(sizing.shares)
+    all_gpus = tasks * sizing.gpus
+    audio_hours = lengths.total_ms / _HOUR_MS
+    recording_hours = recorded_ms / _HOUR_MS
+    units = choice.units_per_1000_audio_hours
     plan = CampaignPlan(
         survey=survey,
         audio_hours=audio_hours,
-        recording_hours=recorded_ms / 3_600_000,
+        recording_hours=recording_hours,
         speed=speed,
         margin=margin,
         sizing=sizing,
@@ -108,10 +115,10 @@ def make_plan(
         start_up_gpu_hours=all_gpus * billed_start_up_s(speed) / 3600,
         asked_gpu_hours=all_gpus * sizing.time_s / 3600,
         choice=choice,
-        choices=(choices[0], *sorted(choices[1:], key=lambda one: one.units_per_1000_audio_hours or 0.0)),
+        choices=(choices[0], *by_cost),
         fastest=fastest,
         wish=wish,
-        billed_units=choice.units_per_1000_audio_hours and choice.units_per_1000_audio_hours * recorded_ms / 3.6e9,
+        billed_units=units and units * recorded_ms / 3.6e9,
         waves=waves,
         waves_why=waves_why,
         running_s=None if gpus is None else sum(wave.running_s for wave in waves),
@@ -124,10 +131,21 @@ def make_plan(
     return replace(plan, remarks=tuple(apply_rules((*SOURCE_RULES, *_FIT_REMARKS), plan)))
 
 
+def _with_workers(speed: Speed, choice: Choice) -> Speed:
+    """Return the speed with the workers that were chosen."""
+    origin = speed.origin
+    if speed.points and choice.workers != speed.points[0].workers:
+        rate = number(speed.audio_hours_per_gpu_hour)
+        how = "measured" if choice.measured else f"estimated from {rate} with {speed.points[0].workers}"
+        origin = f"with {count(choice.workers, 'worker')}, {how}; {origin}"
+    return replace(speed, audio_hours_per_gpu_hour=choice.rate, origin=origin)
+
+
 def _nothing_to_plan(survey: Survey) -> BadInput:
     lengths, mistakes, size = survey.lengths, survey.mistakes, survey.walk.size
-    names = [*(name for some in survey.walk.remarks.faults.values() for name in some), *survey.unknown_names]
-    names += mistakes.examples(SHOWN)[0]
+    names = [name for faulty in survey.walk.remarks.faults.values() for name in faulty]
+    names += [*survey.unknown_names, *mistakes.examples(SHOWN)[0]]
+    what = f"there is nothing to plan: {mistakes.words} cannot be used, and there are no others"
     if lengths.unknown:
         why = f"{count(lengths.unknown, 'file')} without a length in the header"
         if size.not_here_unknown:
@@ -135,10 +153,9 @@ def _nothing_to_plan(survey: Survey) -> BadInput:
             why = f"git-annex has not fetched {count(size.not_here, 'file')} ({amount});"
             why += " with one of them here, the others are estimated by their size"
         what = f"the length of the audio is not known: {why}"
-    elif rows := lengths.rows:
-        what = f"there is no audio in the source: its {rows:,} chunk{'s have' if rows > 1 else ' has'} none"
-    else:
-        what = f"there is nothing to plan: {mistakes.words} cannot be used, and there are no others"
+    elif lengths.rows:
+        have = "chunks have" if lengths.rows > 1 else "chunk has"
+        what = f"there is no audio in the source: its {lengths.rows:,} {have} none"
     fix = size.not_here_fix or mistakes.fix or "badcjobs check SOURCE"
     return BadInput(what, why="\n".join(with_more(names[:SHOWN], len(names))) or None, fix=fix)
 
@@ -148,42 +165,52 @@ def _nothing_to_plan(survey: Survey) -> BadInput:
 
 def _long_chunks(plan: CampaignPlan) -> Cases:
     """Find chunks that no task could finish, because one GPU needs longer than a task has."""
-    survey, site, limit_s = plan.survey, plan.site, plan.sizing.longest_chunk_s
-    longest_s = survey.lengths.longest_ms / 1000 / plan.speed.audio_hours_per_gpu_hour
+    limit_s = plan.sizing.longest_chunk_s
+    longest_s = plan.survey.lengths.longest_ms / 1000 / plan.speed.audio_hours_per_gpu_hour
     needed_s = round_up(plan.margin.time_s(longest_s))
-    ways = [f"--time {clock(needed_s)}"] if needed_s <= 3600 * (site.time_h or math.inf) else []
-    step = 10 ** (math.floor(math.log10(min(limit_s, 3600))) - 1)  # two digits, rounded down
-    shorter = f"-- --chunk-length {math.floor(min(limit_s, 3600) / step + 1e-9) * step:.6g}"
-    if survey.rows_alone:
+    ways = []
+    if needed_s <= 3600 * (plan.site.time_h or math.inf):
+        ways.append(f"--time {clock(needed_s)}")
+    at_most_s = min(limit_s, 3600)
+    step = 10 ** (math.floor(math.log10(at_most_s)) - 1)  # two digits, rounded down
+    shorter = f"-- --chunk-length {math.floor(at_most_s / step + 1e-9) * step:.6g}"
+    if plan.survey.rows_alone:
         ways.append("a faster GPU (--from its run, or its --rate)")
         ways.append(f"plan the whole recordings instead of this manifest, with {shorter}")
     else:
         ways.insert(0, f"{shorter}   (whole recordings are cut on the fly)")
+    yield {"limit": _length(limit_s), "ways": ", or ".join(ways), **_longer_than(limit_s, plan.survey)}
+
+
+def _longer_than(limit_s: float, survey: Survey) -> dict[str, int | list[str]]:
+    """Return the number of chunks that are longer, and the names of some."""
     names = [f"{name} ({_length(ms / 1000)})" for ms, name in survey.longest if ms > limit_s * 1000]
-    many = survey.lengths.longer_than(limit_s * 1000)
-    yield {"many": many, "limit": _length(limit_s), "ways": ", or ".join(ways), "details": names}
+    return {"many": survey.lengths.longer_than(limit_s * 1000), "details": names}
 
 
 def _unsafe_chunks(plan: CampaignPlan) -> Cases:
     """Count the chunks longer than a probe has found to be safe: a run gets them done, but more slowly."""
-    survey, speed, safe_s, lean_safe_s = plan.survey, plan.speed, plan.speed.safe_s, plan.speed.lean_safe_s
+    safe_s, lean_safe_s = plan.speed.safe_s, plan.speed.lean_safe_s
     if safe_s is None:
         return
-    way = "with one thread" + ("" if lean_safe_s is None else f", and what is longer than {lean_safe_s:g} s in pieces")
-    if lean_safe_s is not None and lean_safe_s <= safe_s:
+    if lean_safe_s is None:
+        way = "with one thread"
+    elif lean_safe_s <= safe_s:
         way = "in pieces"
+    else:
+        way = f"with one thread, and what is longer than {lean_safe_s:g} s in pieces"
     # Even last chunks shall be safe; of very short ones only the others are.
     longest_s = safe_s - _LAST_IS_LONGER_S if safe_s > 3 * _LAST_IS_LONGER_S else safe_s
-    shorter = f"-- --chunk-length {round(min(speed.best_s or longest_s, longest_s), 2):g}"
+    shorter = f"-- --chunk-length {round(min(plan.speed.best_s or longest_s, longest_s), 2):g}"
     fix = f"{shorter}   (whole recordings are cut on the fly; their last chunks may be {_LAST_IS_LONGER_S:g} s longer)"
-    if survey.rows_alone:
+    if plan.survey.rows_alone:
         fix = f"plan the whole recordings instead of this manifest, with {shorter}"
-    names = [f"{name} ({_length(ms / 1000)})" for ms, name in survey.longest if ms > safe_s * 1000]
-    yield {"many": survey.lengths.longer_than(safe_s * 1000), "way": way, "fix": fix, "details": names}
+    yield {"way": way, "fix": fix, **_longer_than(safe_s, plan.survey)}
 
 
 def _speed(plan: CampaignPlan) -> Cases:
-    chunk_s, speed = plan.survey.lengths.mean_ms / 1000, plan.speed
+    speed = plan.speed
+    chunk_s = plan.survey.lengths.mean_ms / 1000
     ratio = chunk_s / (speed.chunk_s or chunk_s)
     again = f" AUDIO --again --config 'probe.lengths_s=[{chunk_s:.3g}, 3600]'"
     yield {
@@ -252,7 +279,7 @@ _FIT_REMARKS = (
             when="many",
         )
     ),
-    rules("speed", lambda plan: [{"doubt": one, "remedy": plan.speed.remedy or ""} for one in plan.speed.doubts])(
+    rules("speed", lambda plan: [{"doubt": doubt, "remedy": plan.speed.remedy or ""} for doubt in plan.speed.doubts])(
         note_if("{doubt}", "{remedy}")
     ),
     rules("speed", _speed)(
@@ -293,67 +320,22 @@ def _length(seconds: float) -> str:
 
 def to_dict(plan: CampaignPlan) -> dict[str, Any]:
     """Return the JSON document; the same plan gives the same document, byte for byte."""
-    shares, survey, lengths, site = plan.sizing.shares, plan.survey, plan.survey.lengths, plan.site
     document = {
         "version": PLAN_VERSION,
-        "source": {
-            "chunks": lengths.rows,
-            "cut": survey.cut,
-            "headers_read": survey.walk.measured,
-            "of_unknown_length": lengths.unknown,
-            **to_facts(survey),
-            "nothing_there": survey.nothing_there,
-            "left_out": survey.mistakes.rows,
-            "left_out_folders": survey.mistakes.folders,
-            "left_out_sources": len(survey.mistakes.whole),
-            "longest_s": lengths.longest_ms / 1000,
-            "sample_rates_hz": {str(hz): many for hz, many in sorted(survey.walk.rates_hz.items())},
-        },
+        "source": _source_document(plan.survey),
         "audio_hours": plan.audio_hours,
         "recording_hours": plan.recording_hours,
         "speed": _rounded(asdict(plan.speed)),
         "gpu_hours": plan.work_gpu_hours,
         "start_up_gpu_hours": plan.start_up_gpu_hours,
         "asked_gpu_hours": plan.asked_gpu_hours,
-        "tasks": _rounded(
-            {
-                "count": plan.tasks,
-                **plan.choice._asdict(),
-                "time_s": plan.sizing.time_s,
-                "time_chosen": plan.wish.time_s is None,
-                "expected_s": round(plan.sizing.expected_s, 3),
-                "audio_hours_least": min(share.audio_ms for share in shares) / 3_600_000,
-                "audio_hours_most": max(share.audio_ms for share in shares) / 3_600_000,
-                "rows_least": min(share.rows for share in shares),
-                "rows_most": max(share.rows for share in shares),
-            }
-        ),
-        "choices": [_rounded(one._asdict()) for one in plan.choices],
+        "tasks": _tasks_document(plan),
+        "choices": [_rounded(choice._asdict()) for choice in plan.choices],
         "billed_units": plan.billed_units and round(plan.billed_units, 3),
         "margin": _rounded(asdict(plan.margin)),
         "files": plan.files,
-        "caps": _rounded(
-            {
-                "site": site.name or None,
-                "time_s": site.time_h and 3600 * site.time_h,
-                "space_bytes": site.space_tb and 1e12 * site.space_tb,
-                "plan_time_s": site.plan_time_h and 3600 * site.plan_time_h,
-                **{name: getattr(site, name) for name in _CAPS},
-            }
-        ),
-        "waves": [
-            _rounded(
-                {
-                    "number": wave.number,
-                    "tasks": wave.tasks,
-                    "rows": wave.rows,
-                    "audio_hours": wave.audio_ms / 3_600_000,
-                    "asked_gpu_hours": wave.tasks * plan.sizing.gpus * plan.sizing.time_s / 3600,
-                    "running_s": plan.gpus and round(wave.running_s, 3),
-                }
-            )
-            for wave in plan.waves
-        ],
+        "caps": _caps_document(plan.site),
+        "waves": [_wave_document(wave, plan) for wave in plan.waves],
         "waves_why": plan.waves_why,
         "gpus_at_a_time": plan.gpus,
         "gpus_why": plan.gpus_why,
@@ -362,6 +344,63 @@ def to_dict(plan: CampaignPlan) -> dict[str, Any]:
             {"severity": r.severity, "subject": r.subject, "text": r.text, "fix": r.fix, "examples": r.details}
             for r in plan.remarks
         ],
+    }
+    return _rounded(document)
+
+
+def _source_document(survey: Survey) -> dict[str, Any]:
+    lengths, mistakes = survey.lengths, survey.mistakes
+    return {
+        "chunks": lengths.rows,
+        "cut": survey.cut,
+        "headers_read": survey.walk.measured,
+        "of_unknown_length": lengths.unknown,
+        **to_facts(survey),
+        "nothing_there": survey.nothing_there,
+        "left_out": mistakes.rows,
+        "left_out_folders": mistakes.folders,
+        "left_out_sources": len(mistakes.whole),
+        "longest_s": lengths.longest_ms / 1000,
+        "sample_rates_hz": {str(hz): files for hz, files in sorted(survey.walk.rates_hz.items())},
+    }
+
+
+def _tasks_document(plan: CampaignPlan) -> dict[str, Any]:
+    hours = [share.audio_ms / _HOUR_MS for share in plan.sizing.shares]
+    rows = [share.rows for share in plan.sizing.shares]
+    document = {
+        "count": plan.tasks,
+        **plan.choice._asdict(),
+        "time_s": plan.sizing.time_s,
+        "time_chosen": plan.wish.time_s is None,
+        "expected_s": round(plan.sizing.expected_s, 3),
+        "audio_hours_least": min(hours),
+        "audio_hours_most": max(hours),
+        "rows_least": min(rows),
+        "rows_most": max(rows),
+    }
+    return _rounded(document)
+
+
+def _caps_document(site: Site) -> dict[str, Any]:
+    document = {
+        "site": site.name or None,
+        "time_s": site.time_h and 3600 * site.time_h,
+        "space_bytes": site.space_tb and 1e12 * site.space_tb,
+        "plan_time_s": site.plan_time_h and 3600 * site.plan_time_h,
+        **{name: getattr(site, name) for name in _CAPS},
+    }
+    return _rounded(document)
+
+
+def _wave_document(wave: plan_tasks.Wave, plan: CampaignPlan) -> dict[str, Any]:
+    document = {
+        "number": wave.number,
+        "tasks": wave.tasks,
+        "rows": wave.rows,
+        "audio_hours": wave.audio_ms / _HOUR_MS,
+        "asked_gpu_hours": wave.tasks * plan.sizing.gpus * plan.sizing.time_s / 3600,
+        "running_s": plan.gpus and round(wave.running_s, 3),
     }
     return _rounded(document)
 

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from badcjobs.planning.findings import Advice, Cases, fine_if, problem_if, rules, warning_if
 from badcjobs.planning.preflight_facts import PreflightFacts
 from badcjobs.report.rules import PROBLEM, WARNING
-from badcjobs.report.words import count, data_size
+from badcjobs.words import count, data_size
 from badcjobs.workers.staging import MOST_STAGED_BYTES
 
 FILES_PER_TASK = 10  # what one attempt leaves at most, by contract
@@ -241,8 +241,14 @@ MACHINE = (
             "not on this machine; limits come from the site file alone", when=lambda f: f.slurm is None and f.site.name
         ),
         fine_if("not on this machine; jobs run with submit --cluster local", when=lambda f: f.slurm is None),
-        warning_if("not checked: it does not answer ({slurm.trouble})", "scontrol ping", when="slurm.trouble"),
-        fine_if("it answers here; its nodes are not checked: sinfo shows none", when=lambda f: f.cluster is None),
+        warning_if(
+            "not checked: it does not answer ({slurm.trouble})", "scontrol ping", when="slurm.trouble", checked=False
+        ),
+        fine_if(
+            "it answers here; its nodes are not checked: sinfo shows none",
+            when=lambda f: f.cluster is None,
+            checked=False,
+        ),
         fine_if("it answers here"),
     ),
     rules("clock", _clocks)(
@@ -271,6 +277,7 @@ MACHINE = (
             "none here, as usual where jobs are submitted from; tasks look for their own ({gpus.why})",
             when="on_cluster",
         ),
+        fine_if("none here; workers on the CPU: {cpu_workers} ({gpus.why})", when="cpu_workers"),
         warning_if("none here: {gpus.why}", "badcjobs run … --cpu-workers 2   (or --simulate 2, to try)"),
     ),
 )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.masking import mask_words
-from badcjobs.model import FITS, Probed, ProbeKey, fitting_workers, guess_worker_bytes
+from badcjobs.model import FITS, Probed, ProbeKey, fitting_workers
 from badcjobs.paths import shell_line, user_cache
 from badcjobs.planning.probe_search import device_words, setup_words
 from badcjobs.processes import Launcher
@@ -21,12 +21,14 @@ from badcjobs.report.completeness import merge_again
 from badcjobs.report.job import find_job_database
 from badcjobs.report.rules import without_unused
 from badcjobs.report.verdict import news_words
-from badcjobs.report.words import count
+from badcjobs.seams import Environ
 from badcjobs.settings import RunSettings, option_words
-from badcjobs.store.read_job import NO_DATABASE, read_job
+from badcjobs.store.connect import grouped, is_database
+from badcjobs.store.read_job import read_job
 from badcjobs.store.read_model import JobFacts, TaskFacts
 from badcjobs.store.read_tasks import parse_settings
-from badcjobs.workers.engines import choose_engine
+from badcjobs.words import count
+from badcjobs.workers.engines import choose_engine, traits_of
 from badcjobs.workers.learned import LESSONS, Learned, default_store, is_same_memory, read_probes, subject_of
 
 _CPU = "cpu"  # what a probe without a device calls it
@@ -37,6 +39,13 @@ _SLOWEST_PERCENT = 5
 _MANY_FAILED = 0.1  # of the GPU time
 Curve = tuple[tuple[float, float], ...]  # length of the chunks in seconds, times real time; the shortest first
 ASSUMED_START_UP_S = 300.0  # models read from a shared filesystem by many tasks at once
+
+
+class _SetUp(NamedTuple):
+    """What the tasks of a job may differ in."""
+
+    workers: int  # per GPU
+    cut_s: float  # the length that recordings were cut to; 0: they were not
 
 
 class Measured(NamedTuple):
@@ -80,22 +89,20 @@ class Speed:
     @property
     def most_workers(self) -> int:
         """The most workers per GPU that were measured."""
-        return max((one.workers for one in self.points), default=0)
+        return max((point.workers for point in self.points), default=0)
 
     def device_room(self, chunk_s: float | None) -> float:
         """Return how many workers the memory of a device holds with such chunks; infinite: not known."""
         near_s = chunk_s or 3600.0  # a whole recording
-        known = [one for one in self.points if one.device_bytes]
-        if not self.memory_bytes or not known:
+        points = [point for point in self.points if point.device_bytes]
+        if not self.memory_bytes or not points:
             return math.inf
         # With fewer workers, each has more of what is needed once.
-        one = min(known, key=lambda one: (abs((one.chunk_s or near_s) - near_s), -one.workers))
-        return fitting_workers(self.memory_bytes, (one.device_bytes or 0.0) / one.workers)
+        nearest = min(points, key=lambda point: (abs((point.chunk_s or near_s) - near_s), -point.workers))
+        return fitting_workers(self.memory_bytes, (nearest.device_bytes or 0.0) / nearest.workers)
 
 
-def find_speed(
-    rate: float | None, origin: Path | None, settings: RunSettings, environ: Mapping[str, str], cwd: Path
-) -> Speed:
+def find_speed(rate: float | None, origin: Path | None, settings: RunSettings, environ: Environ, cwd: Path) -> Speed:
     """Return the speed; a rate that is given wins over a job's, whose start-up, memory and cores still count.
 
     ``origin``: a run folder, a job database, or the file of a probe; without one, what runs or probes have found here.
@@ -106,50 +113,67 @@ def find_speed(
             why="it is the hours of audio that one GPU analyses in an hour: from 0.001 to 1,000,000",
             fix="--rate 400   (badcjobs report RUN shows it: audio-hours per GPU-hour)",
         )
-    measured, store = None, default_store(environ)
     if origin is not None and origin.suffix == ".toml":
-        measured = _of_probes(cwd / origin, str(origin), settings, environ, cwd)
+        speed = _of_probes(cwd / origin, str(origin), settings, environ, cwd)
     elif origin is not None:
-        measured = _of_job(cwd / origin, str(origin), settings)
-    elif rate is None and (measured := _of_lessons(settings, environ)) is None and store is not None and store.exists():
-        measured = _of_probes(store, None, settings, environ, cwd)
-    if rate is not None and measured is not None:
-        words = f"from --rate; the rest is {measured.origin}"
-        measured = replace(measured, audio_hours_per_gpu_hour=rate, origin=words, chunk_s=None, curve=(), doubts=())
+        speed = _of_job(cwd / origin, str(origin), settings)
     elif rate is not None:
-        measured = Speed(rate, "from --rate")
-    if measured is None:
-        engine = subject_of(settings)
-        why = f"there is neither --from nor --rate, and no run or probe of this engine ({engine}) is known"
-        raise BadInput("no measured speed for this engine", why=why, fix=_how(settings))
-    bytes_per_s = guess_worker_bytes(1.0) - guess_worker_bytes(0.0) if settings.engine == _USUAL else 0.0
-    return replace(measured, bytes_per_s=bytes_per_s, given=rate is not None)
+        speed = Speed(rate, "from --rate", given=True)
+    else:
+        speed = _measured_here(settings, environ, cwd)
+
+    if rate is not None and origin is not None:
+        rest = f"from --rate; the rest is {speed.origin}"
+        speed = replace(
+            speed, audio_hours_per_gpu_hour=rate, origin=rest, given=True, chunk_s=None, curve=(), doubts=()
+        )
+    per_worker = traits_of(settings.engine).memory_per_worker
+    return replace(speed, bytes_per_s=per_worker.bytes_per_audio_s) if per_worker else speed
 
 
-def _how(settings: RunSettings, store: str | None = None) -> str:
-    """Return the ways to a speed."""
+def _measured_here(settings: RunSettings, environ: Environ, cwd: Path) -> Speed:
+    """Return what runs of this user have learned, else what a probe has found; raise BadInput without either."""
+    speed = _of_lessons(settings, environ)
+    if speed is not None:
+        return speed
+    store = default_store(environ)
+    if store is not None and store.exists():
+        return _of_probes(store, None, settings, environ, cwd)
+    engine = subject_of(settings)
+    raise BadInput(
+        "no measured speed for this engine",
+        why=f"there is neither --from nor --rate, and no run or probe of this engine ({engine}) is known",
+        fix=_ways_to_a_speed(settings),
+    )
+
+
+def _ways_to_a_speed(settings: RunSettings, store: str | None = None) -> str:
     probe = probe_line(settings, settings.workers_wanted, store)
     return f"{probe}   (or --from RUN, a run of one task of such audio; or --rate AUDIO_HOURS_PER_GPU_HOUR)"
 
 
-def _of_lessons(settings: RunSettings, environ: Mapping[str, str]) -> Speed | None:
+def _of_lessons(settings: RunSettings, environ: Environ) -> Speed | None:
     """Return what runs with this engine have learned, the fastest first; None: nothing, or on several models of GPU."""
     cache = user_cache(environ)
-    lessons = {} if cache is None else Learned(subject_of(settings), [cache / LESSONS]).every()
-    models = {about.partition(",")[0] for about, one in lessons.items() if one.rates}
-    points = [
-        Measured(int(many), rate, one.chunk_s, *(x and int(many) * x for x in (one.worker_bytes, one.device_bytes)))
-        for one in lessons.values()
-        for many, rate in one.rates.items()
-    ]
-    points.sort(key=lambda one: -one.rate)
+    if cache is None:
+        return None
+    lessons = Learned(subject_of(settings), [cache / LESSONS]).every()
+    models = {about.partition(",")[0] for about, lesson in lessons.items() if lesson.rates}
     if len(models) != 1:
         return None
+    points = []
+    for lesson in lessons.values():
+        for number, rate in lesson.rates.items():
+            workers = int(number)
+            memory_bytes = lesson.worker_bytes and workers * lesson.worker_bytes
+            device_bytes = lesson.device_bytes and workers * lesson.device_bytes
+            points.append(Measured(workers, rate, lesson.chunk_s, memory_bytes, device_bytes))
+    points.sort(key=lambda point: -point.rate)
     return Speed(
         audio_hours_per_gpu_hour=points[0].rate,
         origin=f"learned by earlier runs on {', '.join(models)}",
-        memory_bytes=min((one.memory_bytes for one in lessons.values() if one.memory_bytes), default=None),
-        devices=(*models,),
+        memory_bytes=min((lesson.memory_bytes for lesson in lessons.values() if lesson.memory_bytes), default=None),
+        devices=tuple(models),
         points=tuple(points),
         chunk_s=points[0].chunk_s,
     )
@@ -159,30 +183,43 @@ def _of_lessons(settings: RunSettings, environ: Mapping[str, str]) -> Speed | No
 
 
 def _of_job(path: Path, name: str, settings: RunSettings) -> Speed:
-    database, mine = find_job_database(path), settings.engine
+    """Return what a merged job has measured, with the reasons why it may not apply."""
+    database = find_job_database(path)
     try:
         job = read_job(database)
     except DatabaseProblem as error:
-        why = f"{error.what}\n--from takes a run folder, its job.sqlite, or the result of a probe (.toml)"
-        fix = _how(settings) if error.what.endswith(NO_DATABASE) else error.fix
-        raise DatabaseProblem(f"{name} has no speed to plan with", why=why, fix=fix) from error
-    if others := sorted({task.engine for task in job.tasks if task.engine} - {mine}):
-        what, why = f"{name} ran the engine {' and '.join(others)}; this plan is for {mine}", "speed and memory differ"
-        words = shell_line("--", *option_words({"engine": others[0], "command": job.last_settings.get("command")}))
-        raise BadInput(what, why=why, fix=f"{words}   (or --from a run of {mine})")
+        raise DatabaseProblem(
+            f"{name} has no speed to plan with",
+            why=f"{error.what}\n--from takes a run folder, its job.sqlite, or the result of a probe (.toml)",
+            fix=error.fix if is_database(database) else _ways_to_a_speed(settings),
+        ) from error
+    engines = sorted({task.engine for task in job.tasks if task.engine} - {settings.engine})
+    if engines:
+        options = option_words({"engine": engines[0], "command": job.last_settings.get("command")})
+        raise BadInput(
+            f"{name} ran the engine {' and '.join(engines)}; this plan is for {settings.engine}",
+            why="speed and memory differ",
+            fix=f"{shell_line('--', *options)}   (or --from a run of {settings.engine})",
+        )
     try:
         speed = speed_of(job, name)
     except ValueError as error:
-        raise BadInput(f"{name} has no measured speed of GPUs", why=str(error), fix=_how(settings)) from error
-    doubts, theirs, news = [], job.last_settings.get("engine_arg") or [], news_words(job.merged)
-    if theirs != mask_words(settings.engine_args):
-        doubts.append(f"{name} ran with other options of the engine: {shell_line(*theirs) or 'none'}")
-    if (failed := job.failed_gpu_s / sum(task.gpu_s for task in job.tasks)) >= _MANY_FAILED:
-        doubts.append(f"{100 * failed:.0f} % of the GPU time of {name} went to chunks that failed")
-    if not news:
-        return replace(speed, doubts=(*doubts,))
-    doubts.append(f"the merge of {name}: {news}; what was done since is not in this speed")
-    return replace(speed, doubts=(*doubts,), remedy=merge_again(database, job.file_folders, job.merged))
+        fix = _ways_to_a_speed(settings)
+        raise BadInput(f"{name} has no measured speed of GPUs", why=str(error), fix=fix) from error
+
+    doubts = []
+    engine_args = job.last_settings.get("engine_arg") or []
+    if engine_args != mask_words(settings.engine_args):
+        doubts.append(f"{name} ran with other options of the engine: {shell_line(*engine_args) or 'none'}")
+    failed_share = job.failed_gpu_s / sum(task.gpu_s for task in job.tasks)
+    if failed_share >= _MANY_FAILED:
+        doubts.append(f"{100 * failed_share:.0f} % of the GPU time of {name} went to chunks that failed")
+    remedy = None
+    news = news_words(job.merged)
+    if news:
+        doubts.append(f"the merge of {name}: {news}; what was done since is not in this speed")
+        remedy = merge_again(database, job.file_folders, job.merged)
+    return replace(speed, doubts=tuple(doubts), remedy=remedy)
 
 
 def speed_of(job: JobFacts, name: str) -> Speed:
@@ -191,75 +228,85 @@ def speed_of(job: JobFacts, name: str) -> Speed:
     Start-up is counted separately: in a short first job it is a large part. GPUs without work do not count.
     """
     job = without_unused(job)
-    start_up_s: dict[str, list[float]] = defaultdict(list)  # of each task, its devices up to their first chunk
-    for device in job.devices:
-        if "start_up" in device.states:
-            start_up_s[device.task].append(device.states["start_up"].total_s)
     worked = [task for task in job.tasks if task.devices and task.audio_s > 0]
     if not worked:
         done_without = any(task.audio_s > 0 for task in job.tasks)
         raise ValueError("none of its tasks had a GPU" if done_without else "nothing is done in it")
+
+    # Of each task, its devices up to their first chunk.
+    start_up_s = grouped((d.task, d.states["start_up"].total_s) for d in job.devices if "start_up" in d.states)
     work_s = {task.name: max(task.gpu_s - sum(start_up_s[task.name]), 0.001) for task in worked}
-    memory_bytes = min((one.memory_total_bytes for one in job.devices if one.memory_total_bytes), default=None)
-    points = tuple(_points_of(job, worked, work_s, memory_bytes or 0))
-    rate = points[0].rate
-    rates = {(one.workers, one.cut_s): one.rate for one in points}
-    long_enough = [(_set_up(task), task) for task in worked if work_s[task.name] >= _ENOUGH_S * (task.devices or 0)]
-    many = Counter(key for key, _ in long_enough)  # one task has no spread
-    paces = [task.audio_s / work_s[task.name] / rates[key] for key, task in long_enough if many[key] > 1]
-    slowest = _rank(paces, _SLOWEST_PERCENT)
-    devices = Counter(device.name or "GPU" for device in job.devices)
+    memory_bytes = min((d.memory_total_bytes for d in job.devices if d.memory_total_bytes), default=None)
+    groups = grouped((_set_up(task), task) for task in worked)
+    most_tasks_first = sorted(groups.items(), key=lambda group: -len(group[1]))
+    points = tuple(_point_of(job, *group, work_s, memory_bytes or 0) for group in most_tasks_first)
+    slowest = _rank(list(_paces(groups, points, work_s)), _SLOWEST_PERCENT)
+    models = Counter(device.name or "GPU" for device in job.devices)
     return Speed(
-        audio_hours_per_gpu_hour=rate,
+        audio_hours_per_gpu_hour=points[0].rate,
         origin=f"measured in {name}",
         start_up_s=_rank([max(times) for times in start_up_s.values() if times], 95),
         slowness=max(1.0, 1 / slowest) if slowest else None,
         tasks=len(worked),
         gpu_hours=sum(work_s.values()) / 3600,
         memory_bytes=memory_bytes,
-        devices=tuple(f"{many} × {model}" for model, many in sorted(devices.items())),
+        devices=tuple(f"{number} × {model}" for model, number in sorted(models.items())),
         points=points,
         chunk_s=points[0].chunk_s,
     )
 
 
-def _points_of(
-    job: JobFacts, tasks: Sequence[TaskFacts], work_s: Mapping[str, float], smallest_bytes: int
-) -> Iterator[Measured]:
-    """Yield what each number of workers per GPU and length of chunks has shown, that of most tasks first."""
-    alike: dict[tuple[int, float], list[TaskFacts]] = defaultdict(list)
-    for task in tasks:
-        alike[_set_up(task)].append(task)
-    for (workers, cut_s), some in sorted(alike.items(), key=lambda pair: -len(pair[1])):
-        names = {one.name for one in some}
-        audio_s, done = sum(one.audio_s for one in some), sum(one.done for one in some)
-        devices = [one for one in job.devices if one.task in names]
-        idle_w = [one.metrics["power_w"].minimum for one in devices if "power_w" in one.metrics]
-        seconds = sum(one.energy_measured_s for one in devices)
-        memory_bytes = _most([(one.memory_peak_bytes, one.devices or 0) for one in some])
-        cores = _most([(one.cpu_mean_cores, one.devices or 0) for one in some])
-        power_w = sum(one.energy_j or 0.0 for one in devices) / seconds if seconds else None
-        rate, chunk_s = audio_s / sum(work_s[one.name] for one in some), audio_s / done if done else None
-        peaks = [(one.memory_peak_bytes or 0, one.memory_total_bytes) for one in devices]
-        of_smallest = [peak for peak, total in peaks if total == smallest_bytes]
-        device_bytes = max(of_smallest or (peak for peak, total in peaks if total), default=None)
-        least_w = min(idle_w, default=None)
-        yield Measured(workers, rate, chunk_s, memory_bytes, device_bytes, cores, power_w, least_w, cut_s)
-
-
-def _set_up(task: TaskFacts) -> tuple[int, float]:
-    """Return the workers per GPU, and the length that recordings were cut to."""
+def _set_up(task: TaskFacts) -> _SetUp:
     workers = max(1, round((task.workers or 0) / (task.devices or 1)))
-    return workers, parse_settings(task.settings).get("chunk_length") or 0.0
+    return _SetUp(workers, parse_settings(task.settings).get("chunk_length") or 0.0)
+
+
+def _point_of(
+    job: JobFacts, set_up: _SetUp, tasks: Sequence[TaskFacts], work_s: Mapping[str, float], smallest_bytes: int
+) -> Measured:
+    """Return what the tasks with a set-up have shown."""
+    names = {task.name for task in tasks}
+    devices = [device for device in job.devices if device.task in names]
+    audio_s = sum(task.audio_s for task in tasks)
+    done = sum(task.done for task in tasks)
+    measured_s = sum(device.energy_measured_s for device in devices)
+    energy_j = sum(device.energy_j or 0.0 for device in devices)
+    sized = [device for device in devices if device.memory_total_bytes]
+    smallest = [device for device in sized if device.memory_total_bytes == smallest_bytes]
+    return Measured(
+        workers=set_up.workers,
+        rate=audio_s / sum(work_s[task.name] for task in tasks),
+        chunk_s=audio_s / done if done else None,
+        memory_bytes=_most_per_gpu((task.memory_peak_bytes, task.devices) for task in tasks),
+        device_bytes=max((device.memory_peak_bytes or 0 for device in smallest or sized), default=None),
+        cores=_most_per_gpu((task.cpu_mean_cores, task.devices) for task in tasks),
+        power_w=energy_j / measured_s if measured_s else None,
+        idle_w=min((d.metrics["power_w"].minimum for d in devices if "power_w" in d.metrics), default=None),
+        cut_s=set_up.cut_s,
+    )
+
+
+def _paces(
+    groups: Mapping[_SetUp, Sequence[TaskFacts]], points: Sequence[Measured], work_s: Mapping[str, float]
+) -> Iterator[float]:
+    """Yield the speed of each task that worked long enough, compared with all tasks of its set-up."""
+    rates = {(point.workers, point.cut_s): point.rate for point in points}
+    for set_up, tasks in groups.items():
+        long = [task for task in tasks if work_s[task.name] >= _ENOUGH_S * (task.devices or 0)]
+        if len(long) > 1:  # one task has no spread
+            yield from (task.audio_s / work_s[task.name] / rates[set_up] for task in long)
 
 
 def _rank(values: Sequence[float], percent: int) -> float | None:
     """Return the nearest rank."""
-    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)] if values else None
+    if not values:
+        return None
+    return sorted(values)[max(0, math.ceil(len(values) * percent / 100) - 1)]
 
 
-def _most(pairs: Sequence[tuple[float | None, int]]) -> float | None:
-    return max((value / devices for value, devices in pairs if value is not None), default=None)
+def _most_per_gpu(pairs: Iterable[tuple[float | None, int | None]]) -> float | None:
+    """Return the largest value for one GPU, of pairs of a value and a number of GPUs."""
+    return max((value / gpus for value, gpus in pairs if value is not None and gpus), default=None)
 
 
 # --- from a probe -----------------------------------------------------------------------------------------------------
@@ -276,14 +323,18 @@ def probe_line(settings: RunSettings, workers: int | None, store: str | None) ->
         "hawkears_root": settings.hawkears_root,
         "engine_arg": settings.engine_args,
         "command": settings.command,
-        "workers_per_gpu": None if workers in (None, 1) else workers,
+        "workers_per_gpu": None if workers == 1 else workers,
     }
-    words = list(option_words(values))
-    file = [] if store is None else [f"--out={store}"]
-    return shell_line("badcjobs", "probe", "AUDIO", *file, *(["--", *words] if words else []))
+    line = ["badcjobs", "probe", "AUDIO"]
+    if store is not None:
+        line.append(f"--out={store}")
+    options = list(option_words(values))
+    if options:
+        line += ["--", *options]
+    return shell_line(*line)
 
 
-def version_here(settings: RunSettings, environ: Mapping[str, str], cwd: Path) -> str | None:
+def version_here(settings: RunSettings, environ: Environ, cwd: Path) -> str | None:
     """Return the version of the engine, as far as its files show it; None: it is not installed here.
 
     No program is started: for HawkEars 2, the models are known but not the release.
@@ -291,48 +342,52 @@ def version_here(settings: RunSettings, environ: Mapping[str, str], cwd: Path) -
     return choose_engine(settings, environ, Launcher(""), SystemClock(), cwd=cwd, allow_cpu=True).version
 
 
-def _of_probes(path: Path, store: str | None, settings: RunSettings, environ: Mapping[str, str], cwd: Path) -> Speed:
+def _of_probes(path: Path, store: str | None, settings: RunSettings, environ: Environ, cwd: Path) -> Speed:
     """Return what a probe of this engine has found; refuse several results that the user has to choose from.
 
     ``store``: the file as it was given; None: it is the one in the user's cache.
     """
-    subject, workers = subject_of(settings), settings.workers_wanted
+    subject = subject_of(settings)
+    ways = _ways_to_a_speed(settings, store)
+    if not path.exists():
+        raise BadInput(f"{path} does not exist", fix=ways)
     try:
-        if not path.exists():
-            raise BadInput(f"{path} does not exist", fix=_how(settings, store))
-        there = read_probes(path)
+        probes = read_probes(path)
     except (ValueError, OSError) as error:
-        raise BadInput(f"{path} cannot be used", why=str(error), fix=_how(settings, store)) from error
-    groups = _by_device([one for one in there if one.key.settings == subject])
+        raise BadInput(f"{path} cannot be used", why=str(error), fix=ways) from error
+
+    groups = _by_device([probe for probe in probes if probe.key.settings == subject])
     if not groups:
-        others = sorted({one.key.settings for one in there if one.key.settings != subject})
-        why = "\n".join([f"looked for: {subject}", *(f"it has: {one}" for one in others[:_SHOWN])])
-        what = f"{path} has no finished probe of this engine with these options"
-        raise BadInput(what, why=why, fix=_how(settings, store))
+        subjects = sorted({probe.key.settings for probe in probes} - {subject})
+        why = "\n".join([f"looked for: {subject}", *(f"it has: {other}" for other in subjects[:_SHOWN])])
+        raise BadInput(f"{path} has no finished probe of this engine with these options", why=why, fix=ways)
     version = version_here(settings, environ, cwd)
-    chosen = [_choose(group, version, workers) for group in groups]
+    chosen = [_choose(group, version, settings.workers_wanted) for group in groups]
     if len(chosen) > 1:
-        said = sorted(f"{device_words(key)}: {speed.audio_hours_per_gpu_hour:,.1f}" for key, speed in chosen)
-        what = f"{path} knows the speed of {len(chosen)} models of GPU, each at its best length"
-        fix = "the same command with --rate and the speed of the model that you will use"
-        raise BadInput(what, why="\n".join(said), fix=fix)
-    ((key, speed),) = chosen
-    return replace(speed, remedy=probe_line(settings, workers or key.workers, store))
+        rates = sorted(f"{device_words(key)}: {speed.audio_hours_per_gpu_hour:,.1f}" for key, speed in chosen)
+        raise BadInput(
+            f"{path} knows the speed of {len(chosen)} models of GPU, each at its best length",
+            why="\n".join(rates),
+            fix="the same command with --rate and the speed of the model that you will use",
+        )
+    key, speed = chosen[0]
+    return replace(speed, remedy=probe_line(settings, settings.workers_wanted or key.workers, store))
 
 
 def _by_device(probes: Sequence[Probed]) -> list[list[Probed]]:
     """Group the probes that have found a speed by the model of their device."""
     groups: list[list[Probed]] = []
-    for one in probes:
-        if one.key.gpu == _CPU or one.result is None or not one.result.times_real_time:
+    for probe in probes:
+        key = probe.key
+        if key.gpu == _CPU or probe.result is None or not probe.result.times_real_time:
             continue
         for group in groups:
-            of = group[0].key
-            if of.gpu == one.key.gpu and is_same_memory(of.memory_bytes, one.key.memory_bytes):
-                group.append(one)
+            first = group[0].key
+            if first.gpu == key.gpu and is_same_memory(first.memory_bytes, key.memory_bytes):
+                group.append(probe)
                 break
         else:
-            groups.append([one])
+            groups.append([probe])
     return groups
 
 
@@ -341,54 +396,61 @@ def _choose(probes: Sequence[Probed], version: str | None, workers: int | None) 
 
     ``version`` and ``workers`` None: any will do.
     """
-    of_version = [one for one in probes if version is None or _is_version(one.key, version)] or probes
-    fitting = [one for one in of_version if workers is None or one.key.workers == workers] or of_version
-    newest = max(fitting, key=lambda one: (one.at or "", str(one.key)))
-    key, doubts = newest.key, []
+    of_version = [probe for probe in probes if version is None or _is_version(probe.key, version)] or probes
+    fitting = [probe for probe in of_version if workers in (None, probe.key.workers)] or of_version
+    newest = max(fitting, key=lambda probe: (probe.at or "", str(probe.key)))
+    key = newest.key
+    doubts = []
     if version is not None and not _is_version(key, version):
         doubts.append(f"it is that of {key.engine} ({key.engine_version}); the one here is another ({version})")
     if workers is not None and key.workers != workers:
-        measured, wanted = (f"{count(many, 'worker')} per GPU" for many in (key.workers, workers))
-        doubts.append(f"it was measured with {measured}, and the tasks will have {wanted}")
-    alike = [one for one in fitting if one.key.workers == key.workers]
+        measured = f"it was measured with {count(key.workers, 'worker')} per GPU"
+        doubts.append(f"{measured}, and the tasks will have {count(workers, 'worker')} per GPU")
+    alike = [probe for probe in fitting if probe.key.workers == key.workers]
     if len(alike) > 1:
-        others = [f"{device_words(one.key)}, {setup_words(one.key)}" for one in alike if one is not newest]
-        doubts.append(f"it is the newest of {len(alike)} probes that it could be; not taken: {'; '.join(others)}")
-    by_workers = {one.key.workers: one for one in sorted(fitting, key=lambda one: one.at or "")}  # the newest of each
-    return key, _speed_of(newest, tuple(doubts), [newest, *(by_workers[n] for n in by_workers if n != key.workers)])
+        older = [f"{device_words(p.key)}, {setup_words(p.key)}" for p in alike if p is not newest]
+        doubts.append(f"it is the newest of {len(alike)} probes that it could be; not taken: {'; '.join(older)}")
+    newest_by_workers = {probe.key.workers: probe for probe in sorted(fitting, key=lambda probe: probe.at or "")}
+    newest_by_workers.pop(key.workers)
+    return key, _speed_of_probe(newest, doubts, list(newest_by_workers.values()))
 
 
 def _is_version(key: ProbeKey, here: str) -> bool:
     return key.engine_version == here or key.engine_version.endswith(f", {here}")  # a release before its models
 
 
-def _speed_of(probed: Probed, doubts: tuple[str, ...], probes: Sequence[Probed]) -> Speed:
+def _speed_of_probe(probe: Probed, doubts: Sequence[str], with_other_workers: Sequence[Probed]) -> Speed:
     """Return the speed at the best length, the trials of all probes (it comes first), and how long chunks may be."""
-    key, result = probed.key, probed.result
+    key, result = probe.key, probe.result
     assert result is not None  # _by_device has left the others out
-    fitting = [trial for trial in probed.trials if trial.outcome == FITS]
-    timed = sorted((one.length_s, one.times_real_time, one.lean) for one in fitting if one.times_real_time)
-    curve, lean_curve = (tuple((s, rate) for s, rate, lean in timed if lean is way) for way in (False, True))
+    points = []
+    for measured in (probe, *with_other_workers):
+        for trial in sorted(measured.trials, key=lambda trial: trial.length_s != result.best_s):
+            if trial.outcome == FITS and not trial.lean and trial.times_real_time:
+                rate, memory_bytes = trial.times_real_time, trial.host_peak_bytes
+                points.append(Measured(measured.key.workers, rate, trial.length_s, memory_bytes, trial.peak_bytes))
+    curve = _curve_of(probe, lean=False)
     return Speed(
         audio_hours_per_gpu_hour=result.times_real_time or 0.0,  # of one device, with all its workers
         origin=f"from a probe of {key.gpu} with {setup_words(key)}" + ("" if curve else ", at its best length"),
         devices=(key.gpu,),
         memory_bytes=key.memory_bytes,
-        start_up_s=max((one.start_up_s for one in fitting if one.start_up_s), default=None),
-        points=tuple(
-            Measured(one.key.workers, trial.times_real_time, trial.length_s, trial.host_peak_bytes, trial.peak_bytes)
-            for one in probes
-            for trial in sorted(one.trials, key=lambda trial: trial.length_s != result.best_s)
-            if trial.outcome == FITS and not trial.lean and trial.times_real_time
-        ),
+        start_up_s=max((trial.start_up_s for trial in probe.trials if trial.start_up_s), default=None),
+        points=tuple(points),
         chunk_s=result.best_s,
         curve=curve,
-        lean_curve=lean_curve,
+        lean_curve=_curve_of(probe, lean=True),
         safe_s=None if result.too_long_s is None else result.safe_s,
         lean_safe_s=None if result.lean_too_long_s is None else result.lean_safe_s,
         best_s=result.best_s,
-        doubts=doubts,
+        doubts=tuple(doubts),
     )
+
+
+def _curve_of(probe: Probed, *, lean: bool) -> Curve:
+    """Return the speed by length of the trials that were measured in one of the two ways."""
+    fitting = (trial for trial in probe.trials if trial.outcome == FITS and trial.lean is lean)
+    return tuple(sorted((trial.length_s, trial.times_real_time) for trial in fitting if trial.times_real_time))
 
 
 # --- chunks of other lengths ------------------------------------------------------------------------------------------
@@ -405,24 +467,30 @@ def at_length(speed: Speed, chunk_s: float) -> Speed:
         how = f"longer than is safe, so with one thread{pieces}: {how}"
     else:
         rate, how = read_off(speed.curve, chunk_s)
-    words = f"{speed.origin}, for chunks of {chunk_s:,.3g} s ({how})"
-    return replace(speed, audio_hours_per_gpu_hour=rate, origin=words, chunk_s=chunk_s)
+    origin = f"{speed.origin}, for chunks of {chunk_s:,.3g} s ({how})"
+    return replace(speed, audio_hours_per_gpu_hour=rate, origin=origin, chunk_s=chunk_s)
 
 
 def read_off(curve: Curve, chunk_s: float) -> tuple[float, str]:
     """Return the speed for chunks of a length, and how it was found."""
     if chunk_s < curve[0][0]:
-        # Each chunk has a fixed cost; with only one trial, all its time counts as fixed cost.
-        first_s, first_rate = curve[0]
-        took_s, per_second = first_s / first_rate, 0.0
-        for next_s, next_rate in curve[1:2]:
-            per_second = max(0.0, (next_s / next_rate - took_s) / (next_s - first_s))
-        per_chunk = max(0.0, took_s - per_second * first_s)
-        rate = chunk_s / (per_chunk + per_second * chunk_s) if per_chunk else first_rate
-        return rate, f"shorter than any trial: estimated with {per_chunk:.2g} s for each chunk besides its audio"
+        return _shorter_than_tried(curve, chunk_s)
     for (short_s, slow), (long_s, fast) in pairwise(curve):
         if short_s < chunk_s < long_s:
             part = math.log(chunk_s / short_s) / math.log(long_s / short_s)
             return slow + part * (fast - slow), f"between trials of {short_s:g} and {long_s:g} s"
     length_s, rate = next(trial for trial in reversed(curve) if trial[0] <= chunk_s)
     return rate, "tried" if length_s == chunk_s else f"no faster than the longest trial, of {length_s:g} s"
+
+
+def _shorter_than_tried(curve: Curve, chunk_s: float) -> tuple[float, str]:
+    """Estimate the speed: each chunk has a fixed cost; with only one trial, all its time counts as fixed cost."""
+    first_s, first_rate = curve[0]
+    took_s = first_s / first_rate
+    per_second = 0.0
+    if len(curve) > 1:
+        next_s, next_rate = curve[1]
+        per_second = max(0.0, (next_s / next_rate - took_s) / (next_s - first_s))
+    per_chunk = max(0.0, took_s - per_second * first_s)
+    rate = chunk_s / (per_chunk + per_second * chunk_s) if per_chunk else first_rate
+    return rate, f"shorter than any trial: estimated with {per_chunk:.2g} s for each chunk besides its audio"

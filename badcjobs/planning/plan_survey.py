@@ -7,20 +7,20 @@ import heapq
 import io
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
 from typing import TextIO
 
-from badcjobs.model import Cutting
-from badcjobs.report.words import count
+from badcjobs.model import Cutting, PlaceCounts
 from badcjobs.sources.badc_manifest import CUT, HEADER, Columns, Manifest
 from badcjobs.sources.folder import CLOSED_FOLDER
 from badcjobs.sources.mistakes import Mistakes
 from badcjobs.sources.open import AudioSource, Sources
 from badcjobs.sources.survey import PlannedRow, Surveyor, survey, survey_again
+from badcjobs.words import count
 
 Progress = Callable[[int], None]
 
@@ -31,18 +31,21 @@ def read_sources(
     """Read everything once; a second time if identities repeat, without the repeated rows."""
     with LeftOut(sources.parts, None if folder is None else folder / "left-out.txt") as mistakes:
         chunks, walk = survey(sources, mistakes, needs_audio=needs_audio)
-        found = Survey(walk, mistakes)
-        found.read(chunks, rows, progress)
-        if (others := survey_again(sources, walk)) is not None:
+        tally = Survey(walk, mistakes)
+        tally.read(chunks, rows, progress)
+        chunks_once = survey_again(sources, walk)
+        if chunks_once is not None:
             if rows is not None:
                 rows.clear()
-            found = Survey(walk, mistakes)
-            found.read(others, rows, progress)
-    size = found.walk.size
-    if (guessed_s := size.guessed_s()) is not None:
-        found.lengths.guess(guessed_s, size.not_here_unknown)
-    found.rows_alone = all(isinstance(part, Manifest) for part in sources.parts)
-    return found
+            tally = Survey(walk, mistakes)
+            tally.read(chunks_once, rows, progress)
+    size = tally.walk.size
+    guessed_s = size.guessed_s()
+    if guessed_s is not None:
+        tally.lengths.guess(guessed_s, size.not_here_unknown)
+    tally.places = sources.places
+    tally.rows_alone = all(isinstance(part, Manifest) for part in sources.parts)
+    return tally
 
 
 # --- lengths ----------------------------------------------------------------------------------------------------------
@@ -88,8 +91,8 @@ class Lengths:
     def guess(self, unknown_s: float, many: int) -> None:
         """Take the estimated length of this many unknown ones together; the mean counts for the others."""
         if many:
-            others_ms = (self.unknown - many) * self.mean_ms
-            self._guess_ms = (round(unknown_s * 1000) + others_ms) // max(1, self.unknown)
+            rest_ms = (self.unknown - many) * self.mean_ms
+            self._guess_ms = (round(unknown_s * 1000) + rest_ms) // max(1, self.unknown)
 
     @property
     def guess_ms(self) -> int:
@@ -99,8 +102,8 @@ class Lengths:
     @property
     def mean_ms(self) -> int:
         """The mean of those that are known and have audio, in whole milliseconds; 0: there are none."""
-        known = self.rows - self.unknown - self.empty
-        return self.known_ms // known if known else 0
+        with_audio = self.rows - self.unknown - self.empty
+        return self.known_ms // with_audio if with_audio else 0
 
     @property
     def total_ms(self) -> int:
@@ -130,7 +133,8 @@ class Lengths:
 
 # --- the tally, and the rows for the shards ---------------------------------------------------------------------------
 
-EXAMPLES, LONGEST_SHOWN = 20, 3
+EXAMPLES = 20
+LONGEST_SHOWN = 3
 _LINES_AT_ONCE = 1000
 
 
@@ -147,44 +151,63 @@ class Survey:
     unknown_names: list[str] = field(default_factory=list)
     nothing_there: int = 0  # chunks that will fail: their file ends before them
     longest: list[tuple[int, str]] = field(default_factory=list)  # length and name, the longest first
+    places: PlaceCounts | None = None  # None: no place is given
+    _shown_ms: int = 0  # only longer chunks are shown
 
     def read(self, rows: Iterable[PlannedRow], kept: RowFile | None, progress: Progress) -> None:
         """Count all rows, and keep them if there is a file for them."""
-        keep, before, from_ms, until_ms, shown_ms = None if kept is None else kept.add, "", 0, 0, 0
-        equal_ms: int | None = None
+        before = ""  # the recording of the last row with audio, and where that was
+        from_ms = until_ms = 0
+        equal_ms = None
         equal = 0  # neighbours that are equally long
         for row_number, row in enumerate(rows, 1):
-            start_ms, end_ms, there_ms, fails = row.start_ms, row.end_ms, row.there_ms, row.fails
-            if there_ms is not None and end_ms is not None and there_ms < end_ms:
-                end_ms = max(start_ms, there_ms)  # no more will be done
+            start_ms, end_ms = row.start_ms, row.end_ms
+            if row.there_ms is not None and end_ms is not None and row.there_ms < end_ms:
+                end_ms = max(start_ms, row.there_ms)  # no more will be done
                 self.nothing_there += end_ms == start_ms
-            length_ms = 0 if fails else None if end_ms is None else end_ms - start_ms
+            length_ms = None if end_ms is None else end_ms - start_ms
+            if row.fails:
+                length_ms = 0
             if length_ms == equal_ms:
                 equal += 1
             else:
                 self.lengths.add(equal_ms, equal)
-                equal_ms, equal = length_ms, 1
+                equal_ms = length_ms
+                equal = 1
             if length_ms is None:
-                self.unknown_names += [row.path] if len(self.unknown_names) < EXAMPLES else []
-            elif length_ms > shown_ms:
-                self.longest.append((length_ms, f"{row.chunk_id} in {row.path}"))
-                self.longest.sort(key=lambda one: -one[0])  # of equal ones the first stay
-                del self.longest[LONGEST_SHOWN:]
-                shown_ms = self.longest[-1][0] if len(self.longest) == LONGEST_SHOWN else 0
-            if end_ms is not None and not fails:
+                self._note_unknown(row.path)
+            elif length_ms > self._shown_ms:
+                self._note_long(length_ms, row)
+            if end_ms is not None and not row.fails:
                 if start_ms < until_ms and row.recording_id == before:
                     self.shared_ms += max(0, min(end_ms, until_ms) - max(start_ms, from_ms))
-                before, from_ms, until_ms = row.recording_id, start_ms, end_ms
+                before = row.recording_id
+                from_ms = start_ms
+                until_ms = end_ms
             self.cut += row.is_cut
-            if keep is not None:
-                keep(row)
+            if kept is not None:
+                kept.add(row)
             if not row_number & 0xFF:  # a call for each of a million rows takes too long
                 progress(row_number)
         self.lengths.add(equal_ms, equal)
 
+    def _note_unknown(self, path: str) -> None:
+        if len(self.unknown_names) < EXAMPLES:
+            self.unknown_names.append(path)
+
+    def _note_long(self, length_ms: int, row: PlannedRow) -> None:
+        """Keep the name of a chunk that is longer than those that are shown."""
+        self.longest.append((length_ms, f"{row.chunk_id} in {row.path}"))
+        self.longest.sort(key=lambda chunk: -chunk[0])  # of equal ones the first stay
+        del self.longest[LONGEST_SHOWN:]
+        if len(self.longest) == LONGEST_SHOWN:
+            self._shown_ms = self.longest[-1][0]
+
 
 # The fields of a row, before they are picked: kind, identity, path and times; "", CUT, and those of its manifest.
-_EMPTY_AT, _CUT_AT, _FIELDS_AT = 6, 7, 8
+_EMPTY_AT = 6
+_CUT_AT = 7
+_FIELDS_AT = 8
 
 
 class RowFile:
@@ -198,8 +221,14 @@ class RowFile:
         self._unwritten: list[str] = []  # a call for each of a million lines takes too long
         self._further: list[str] = []  # names of the columns behind those of BADC
         self._kinds: dict[tuple[str, Columns, bool], int] = {}  # base of the path, columns, with CUT → its columns
-        self._columns: Columns | None = None  # of the last row, like these
-        self._base, self._with_cut, self._number, self._pick, self._commas = "", False, "", itemgetter(0), 0
+        # Of the last row:
+        self._base = ""
+        self._columns: Columns | None = None
+        self._with_cut = False
+        # Of its kind: its number, the places of its fields in a shard, and the commas between them.
+        self._number = ""
+        self._pick = itemgetter(0)
+        self._commas = 0
 
     def add(self, row: PlannedRow) -> None:
         """Store a row."""
@@ -218,20 +247,30 @@ class RowFile:
 
     def _begin(self, base: str, columns: Columns, with_cut: bool) -> None:
         """Find the place of each field, in all shards, for rows of another kind than the last one."""
-        behind: dict[int, int] = {}  # which of the further columns → which field
-        named = [*zip(columns.further_names, columns.further, strict=True), *([(CUT, _CUT_AT - _FIELDS_AT)] * with_cut)]
-        for name, at in named:
-            known = [place for place, one in enumerate(self._further) if one == name and place not in behind]
-            self._further += [] if known else [name]
-            behind[known[0] if known else len(self._further) - 1] = _FIELDS_AT + at
+        named = list(zip(columns.further_names, columns.further, strict=True))
+        if with_cut:
+            named.append((CUT, _CUT_AT - _FIELDS_AT))
+        fields: dict[int, int] = {}  # which of the further columns → which field
+        for name, field_number in named:
+            fields[self._further_place(name, fields)] = _FIELDS_AT + field_number
         carried = [columns.overlap_ms, columns.sha256, columns.notes]
-        places = [_EMPTY_AT if at is None else _FIELDS_AT + at for at in carried]
-        places += [behind.get(place, _EMPTY_AT) for place in range(max(behind, default=-1) + 1)]
+        places = [_EMPTY_AT if number is None else _FIELDS_AT + number for number in carried]
+        places += [fields.get(place, _EMPTY_AT) for place in range(max(fields, default=-1) + 1)]
+
         kind = base, columns, with_cut
         self._base, self._columns, self._with_cut = kind
         self._kinds.setdefault(kind, len(places) - len(carried))
         self._number = str(list(self._kinds).index(kind))
-        self._pick, self._commas = itemgetter(*range(_EMPTY_AT), *places), _EMPTY_AT + len(places) - 1
+        self._pick = itemgetter(*range(_EMPTY_AT), *places)
+        self._commas = _EMPTY_AT + len(places) - 1
+
+    def _further_place(self, name: str, taken: Container[int]) -> int:
+        """Return the place of a further column with this name that is not taken, perhaps a new one."""
+        for place, further in enumerate(self._further):
+            if further == name and place not in taken:
+                return place
+        self._further.append(name)
+        return len(self._further) - 1
 
     def _write(self) -> None:
         self._file.write("\n".join((*self._unwritten, "")))
@@ -258,8 +297,9 @@ class RowFile:
         """Yield all rows from the first, as lines of a manifest; they are parsed only where a path has to change."""
         self._write()
         self._file.seek(0)
-        keep, width = self.root is not None, len(self._further)
-        kinds = [("" if keep else base, "," * (width - columns)) for (base, *_), columns in self._kinds.items()]
+        width = len(self._further)
+        has_root = self.root is not None
+        kinds = [("" if has_root else base, "," * (width - columns)) for (base, *_), columns in self._kinds.items()]
         for line in self._file:
             while line.count('"') % 2:  # a name with a line end in it
                 line += next(self._file)
@@ -291,7 +331,8 @@ class LeftOut(Mistakes):
 
     def __init__(self, parts: Sequence[AudioSource], path: Path | None = None) -> None:
         super().__init__([part.name for part in parts])
-        self.rows = self.folders = 0
+        self.rows = 0
+        self.folders = 0
         self.whole: set[int] = set()  # sources of which not one row could be understood
         self._parts = parts
         self._lines: dict[int, bytearray] = {}  # a bit for each line: every row of a large manifest may be wrong
@@ -310,10 +351,12 @@ class LeftOut(Mistakes):
         super().add(line, text, why=why, fix=fix, missing=missing)
         part = self._parts[self.source]
         if line:
-            seen, byte, bit = self._lines.setdefault(self.source, bytearray()), line >> 3, 1 << (line & 7)
-            seen.extend(bytes(max(0, byte + 1 - len(seen))))
-            self.rows += not seen[byte] & bit
-            seen[byte] |= bit
+            lines = self._lines.setdefault(self.source, bytearray())
+            byte = line >> 3
+            bit = 1 << (line & 7)
+            lines.extend(bytes(max(0, byte + 1 - len(lines))))
+            self.rows += not lines[byte] & bit
+            lines[byte] |= bit
         elif isinstance(part, Manifest) or text in (part.without_rows, "cannot be read", f"{CLOSED_FOLDER}: ."):
             self.whole.add(self.source)
         elif text.startswith(CLOSED_FOLDER):
@@ -322,19 +365,21 @@ class LeftOut(Mistakes):
             self.rows += 1  # a recording in a folder, which has no lines
         if self._path is not None:
             self._file = self._file or self._path.open("w", encoding="utf-8", errors="backslashreplace")
-            where = f" line {line}:" if line else ""
-            self._file.write(f"{part.name}{where} {text}{f' ({why})' if why else ''}\n")
+            place = f"{part.name} line {line}:" if line else part.name
+            reason = f" ({why})" if why else ""
+            self._file.write(f"{place} {text}{reason}\n")
 
     @property
     def words(self) -> str:
         """How much cannot be planned, as text."""
-        many = {"row": self.rows, "closed folder": self.folders, "whole source": len(self.whole)}
-        return " and ".join(count(number, one) for one, number in many.items() if number)
+        numbers = {"row": self.rows, "closed folder": self.folders, "whole source": len(self.whole)}
+        return " and ".join(count(number, noun) for noun, number in numbers.items() if number)
 
     @property
     def fix(self) -> str | None:
         """A line to paste; None: there are no mistakes."""
-        return None if (error := self.error()) is None else error.fix
+        error = self.error()
+        return None if error is None else error.fix
 
     def add_unseen(self, count: int) -> None:
         """Count rows that are not read one by one."""

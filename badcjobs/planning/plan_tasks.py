@@ -11,12 +11,13 @@ from badcjobs.errors import BadInput
 from badcjobs.planning.plan_speed import ASSUMED_START_UP_S, Speed
 from badcjobs.planning.plan_survey import Lengths
 from badcjobs.planning.site import Site
-from badcjobs.report.words import clock, round_up
 from badcjobs.settings import PlanSettings, RunSettings, SubmitSettings, refuse
+from badcjobs.words import clock, round_up
 
 # Three minutes before the end Slurm's warning comes, and nothing new is begun; then the last results are published.
 END_S = 300.0
-LEAST_FACTOR, UNMEASURED_FACTOR = 1.25, 1.5
+LEAST_FACTOR = 1.25
+UNMEASURED_FACTOR = 1.5
 SLURMS_OWN_ARRAY = 1_000  # the default of MaxArraySize is 1001
 USUAL_TIME_H = 12  # as of badcjobs submit
 
@@ -43,9 +44,17 @@ class PlanWish:
             mem_gb = None if submit.mem is None else parse_memory(submit.mem) / 1024
         except ValueError as error:
             raise BadInput("this cannot be planned", why=str(error), fix="--time 12:00:00") from error
-        gpus, parallel = submit.gpus_per_task, submit.parallel
-        more = submit.cpus, mem_gb, plan.prefer, run.workers_wanted, run.max_gpus
-        return cls(time_s, gpus, parallel, plan.margin, *more)
+        return cls(
+            time_s=time_s,
+            gpus_per_task=submit.gpus_per_task,
+            parallel=submit.parallel,
+            margin=plan.margin,
+            cpus=submit.cpus,
+            mem_gb=mem_gb,
+            prefer=plan.prefer,
+            workers=run.workers_wanted,
+            max_gpus=run.max_gpus,
+        )
 
     def longest_s(self, site: Site) -> float:
         """Return the most time that a task may ask for."""
@@ -59,24 +68,26 @@ class PlanWish:
 
 def check_wish(wish: PlanWish, site: Site) -> None:
     """Refuse what cannot be planned, before a long reading; all mistakes in one message."""
-    where, gpus, longest_h = site.name or "the site", wish.task_gpus(site), wish.longest_s(site) / 3600
-    mistakes: list[tuple[str, str]] = []
+    where = site.name or "the site"
+    mistakes = []
     if wish.time_s and site.time_h and wish.time_s > site.time_h * 3600:
         text = f"--time asks for {wish.time_s / 3600:g} h, but {where} allows {site.time_h:g} h"
         mistakes.append((text, f"--time {site.time_h:g}:00:00"))
     if wish.gpus_per_task == 0:
         mistakes.append(("--gpus-per-task 0: only tasks with GPUs can be planned", "--gpus-per-task 1"))
-    for option, wanted, most, unit in (
+    gpus = wish.task_gpus(site)
+    for option, amount, most, unit in (
         ("--gpus-per-task ", gpus, site.node_gpus, "GPUs"),
         ("--config submit.cpus=", wish.cpus, site.node_cpus, "cores"),
         ("--config submit.mem=", wish.mem_gb, site.node_memory_gb, "GB"),
     ):
-        if wanted and most and wanted > most:
+        if amount and most and amount > most:
             size = f"{most:g}G" if unit == "GB" else f"{most:g}"
-            text = f"a task of {wanted:g} {unit}, but a node of {where} has {most:g}"
+            text = f"a task of {amount:g} {unit}, but a node of {where} has {most:g}"
             mistakes.append((text, f"{option}{size}"))
-    if site.gpu_hours and gpus * longest_h > site.gpu_hours:
-        text = f"one task of {gpus} GPUs × {longest_h:g} h is {gpus * longest_h:,.0f} GPU-hours"
+    hours = wish.longest_s(site) / 3600
+    if site.gpu_hours and gpus * hours > site.gpu_hours:
+        text = f"one task of {gpus} GPUs × {hours:g} h is {gpus * hours:,.0f} GPU-hours"
         text += f", but {where} allows {site.gpu_hours:,.0f} at a time"
         mistakes.append((text, f"--time {max(1, int(site.gpu_hours / gpus))}:00:00"))
     refuse([text for text, _ in mistakes], " ".join(fix for _, fix in mistakes), "this cannot be planned")
@@ -112,16 +123,18 @@ class Margin:
         return self.start_up_s + self.end_s + self.factor * work_s
 
 
-def make_margin(speed: Speed, wanted: float | None) -> Margin:
-    """Return what to keep back, from the measured speed, or with the wanted factor."""
-    if wanted is not None:
-        factor, why = wanted, "from [plan] margin"
+def make_margin(speed: Speed, factor: float | None) -> Margin:
+    """Return what to keep back: from the measured speed, or with the factor of [plan]."""
+    if factor is not None:
+        why = "from [plan] margin"
     elif speed.slowness is None:
-        factor, why = UNMEASURED_FACTOR, "default: the spread of speeds is not known"
+        factor = UNMEASURED_FACTOR
+        why = "default: the spread of speeds is not known"
     else:
         factor = max(LEAST_FACTOR, speed.slowness)
         why = f"the slowest of {speed.tasks} measured tasks took {speed.slowness:.2f} times as long as the mean"
-        why += f", and at least {LEAST_FACTOR:g} is kept for slow nodes" if speed.slowness < factor else ""
+        if speed.slowness < factor:
+            why += f", and at least {LEAST_FACTOR:g} is kept for slow nodes"
     start_up_s = ASSUMED_START_UP_S if speed.start_up_s is None else speed.start_up_s
     return Margin(start_up_s, speed.start_up_s is not None, END_S, factor, why)
 
@@ -142,9 +155,10 @@ def share_out(lengths: Lengths, tasks: int) -> list[Share]:
     Each task takes its part of what is left, to within half a chunk, so that one very long chunk does not leave those
     behind it with nothing. Whole numbers only: the same source gives the same shares on every machine.
     """
-    runs, rows_left = lengths.runs(), lengths.rows
+    runs = lengths.runs()
+    rows_left = lengths.rows
     left_ms = sum(length_ms * many for length_ms, many in lengths.runs())
-    shares: list[Share] = []
+    shares = []
     length_ms = many = 0  # of neighbours that are equally long, and not taken yet
     for tasks_left in range(max(1, min(tasks, lengths.rows)), 0, -1):
         rows = audio_ms = 0
@@ -154,8 +168,11 @@ def share_out(lengths: Lengths, tasks: int) -> list[Share]:
                 length_ms, many = next(runs)
             fitting = most if tasks_left == 1 else _fitting(left_ms, tasks_left, audio_ms, length_ms)
             taken = min(most - rows, many, max(fitting, 0 if rows else 1))
-            rows, audio_ms, many = rows + taken, audio_ms + taken * length_ms, many - taken
-        rows_left, left_ms = rows_left - rows, left_ms - audio_ms
+            rows += taken
+            audio_ms += taken * length_ms
+            many -= taken
+        rows_left -= rows
+        left_ms -= audio_ms
         shares.append(Share(rows, audio_ms))
     return shares
 
@@ -174,8 +191,7 @@ _WORTH_A_START = 10  # a task is not cut off for more GPUs unless it works ten t
 _TRIES = 50
 
 
-@dataclass(frozen=True, slots=True)
-class Sizing:
+class Sizing(NamedTuple):
     """The array tasks of a plan."""
 
     gpus: int  # of each task
@@ -202,7 +218,9 @@ def count_tasks(
 
 def size_tasks(lengths: Lengths, speed: Speed, margin: Margin, wish: PlanWish, site: Site) -> Sizing:
     """Return the fewest tasks that end in time; more where there are GPUs for them and each is worth its start-up."""
-    gpus, rate, most_s = wish.task_gpus(site), speed.audio_hours_per_gpu_hour, wish.longest_s(site)
+    gpus = wish.task_gpus(site)
+    rate = speed.audio_hours_per_gpu_hour
+    most_s = wish.longest_s(site)
     tasks, room_ms, tail_s = count_tasks(lengths, rate, gpus, margin, wish, site)
     for _ in range(_TRIES):  # until none has too much; a single chunk cannot be shared
         shares = share_out(lengths, tasks)
@@ -224,8 +242,7 @@ def size_tasks(lengths: Lengths, speed: Speed, margin: Margin, wish: PlanWish, s
 # --- waves ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Wave:
+class Wave(NamedTuple):
     """Array tasks that are submitted together: one job, one run folder."""
 
     number: int  # from 1
@@ -239,16 +256,25 @@ class Wave:
 def make_waves(sizing: Sizing, speed: Speed, margin: Margin, most: int, gpus: int | None) -> tuple[Wave, ...]:
     """Cut the tasks into waves of at most so many, as few as can be, all about equally large."""
     tasks = len(sizing.shares)
-    count = -(-tasks // most)
+    number_of_waves = -(-tasks // most)
     at_a_time = gpus and max(1, gpus // sizing.gpus)
-    waves, first = [], 0
-    for number in range(1, count + 1):
-        size = tasks // count + (number <= tasks % count)
+    waves = []
+    first = 0
+    for number in range(1, number_of_waves + 1):
+        size = tasks // number_of_waves + (number <= tasks % number_of_waves)
         shares = sizing.shares[first : first + size]
-        task_s = max(share.audio_ms for share in shares) / 1000 / speed.audio_hours_per_gpu_hour / sizing.gpus
+        fullest_s = max(share.audio_ms for share in shares) / 1000
+        task_s = margin.start_up_s + fullest_s / speed.audio_hours_per_gpu_hour / sizing.gpus
         rounds = -(-size // (at_a_time or size))
-        rows, audio_ms = sum(one.rows for one in shares), sum(one.audio_ms for one in shares)
-        waves.append(Wave(number, first, size, rows, audio_ms, rounds * (margin.start_up_s + task_s)))
+        wave = Wave(
+            number=number,
+            first=first,
+            tasks=size,
+            rows=sum(share.rows for share in shares),
+            audio_ms=sum(share.audio_ms for share in shares),
+            running_s=rounds * task_s,
+        )
+        waves.append(wave)
         first += size
     return tuple(waves)
 
@@ -263,8 +289,8 @@ def most_tasks(sizing: Sizing, site: Site) -> tuple[int, str]:
         limits.append((max(1, site.queued_jobs - 1), f"{who} queues {site.queued_jobs:,} jobs, the merge job too"))
     if site.gpu_hours:
         task_hours = sizing.gpus * sizing.time_s / 3600
-        said = f"{who} allows {site.gpu_hours:,.0f} GPU-hours at a time, and a task asks for {task_hours:,.4g}"
-        limits.append((max(1, int(site.gpu_hours / task_hours + 1e-9)), said))
+        why = f"{who} allows {site.gpu_hours:,.0f} GPU-hours at a time, and a task asks for {task_hours:,.4g}"
+        limits.append((max(1, int(site.gpu_hours / task_hours + 1e-9)), why))
     return min(limits)
 
 
@@ -275,6 +301,7 @@ def gpus_at_a_time(sizing: Sizing, wish: PlanWish, site: Site, most: int) -> tup
     if site.plan_gpus is not None:
         return max(site.plan_gpus, sizing.gpus), f"from the site file of {site.name}"
     if site.gpu_hours is not None:
-        largest = -(-len(sizing.shares) // -(-len(sizing.shares) // most))  # of the waves
+        waves = -(-len(sizing.shares) // most)
+        largest = -(-len(sizing.shares) // waves)
         return largest * sizing.gpus, "all tasks of a wave at once, the most that the limit allows"
     return None, "add --parallel N"

@@ -7,14 +7,14 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
 from badcjobs.cluster.job_script import BatchScript, Call
 from badcjobs.cluster.nodes import Cluster, parse_sinfo, query_sinfo
 from badcjobs.cluster.sbatch_options import Asked
-from badcjobs.cluster.slurm import ask
+from badcjobs.devices import slurm_programs
 from badcjobs.devices.allocation import VISIBLE, is_in_slurm
 from badcjobs.devices.listing import open_devices
 from badcjobs.errors import BadcjobsError, BadInput, NotHere
@@ -23,14 +23,16 @@ from badcjobs.paths import shell_line
 from badcjobs.planning.findings import FINE, Remark, apply_rules, fine, problem
 from badcjobs.planning.plan_survey import Lengths, Progress, read_sources
 from badcjobs.planning.site import Site
-from badcjobs.planning.source_rules import SOURCE_RULES, to_facts
-from badcjobs.report.words import count, data_size, number
+from badcjobs.planning.source_rules import PLACE_RULE, SOURCE_RULES, to_facts
+from badcjobs.report.completeness import open_placed_sources
 from badcjobs.seams import Clock, Unanswered
 from badcjobs.settings import RunSettings
 from badcjobs.sources.mistakes import Remarks
-from badcjobs.sources.open import Sources, open_sources_of
+from badcjobs.sources.open import Sources
 from badcjobs.sources.walk import SeenKeys
 from badcjobs.store.connect import read_filesystem
+from badcjobs.words import count, data_size, number
+from badcjobs.workers.engines import traits_of
 
 _PATIENCE_S = 30.0
 _COARSE_MS = 20  # the kernel stamps files with a clock that ticks a hundred times a second
@@ -101,6 +103,7 @@ class SourceFacts:
     left_out_files: Mapping[str, int] = field(default_factory=dict)  # not audio by their ending → number
     longest_s: float | None = None  # of its chunks
     mean_s: float | None = None
+    places: Mapping[str, object] | None = None  # None: no place is given
     lengths: Lengths | None = field(default=None, repr=False)  # None: no file was looked at
 
 
@@ -122,6 +125,7 @@ class PreflightFacts:
     on_cluster: bool = False
     live_mode: str = "auto"
     grace_s: float = 20.0
+    cpu_workers: int = 0
     has_begun: bool = False  # the run: then its tasks know their shares
     slurm: SlurmFacts | None = None
     cluster: Cluster | None = None  # its nodes, as sinfo shows them
@@ -137,7 +141,7 @@ class PreflightFacts:
 
 def look_at_folder(path: Path, clock: Clock, *, write: bool) -> FolderFacts:
     """Look at a folder that need not exist; ``write``: with a small file, removed at once, there or above it."""
-    there = next((one for one in (path, *path.parents) if os.path.lexists(one)), Path("/"))
+    there = next((folder for folder in (path, *path.parents) if os.path.lexists(folder)), Path("/"))
     filesystem = read_filesystem(path)
     refusal, skew_s = _try_writing(there, clock) if write else (None, None)
     try:
@@ -175,15 +179,15 @@ def query_slurm(environ: Mapping[str, str], clock: Clock) -> SlurmFacts | None:
     """Ask scontrol for its settings; None: there is no Slurm here."""
     before_s = clock.now_ms() / 1000
     try:
-        # With this format the controller's clock is shown in seconds since 1970.
-        text = ask(("scontrol", "show", "config"), {**environ, "SLURM_TIME_FORMAT": "%s"})
+        text = slurm_programs.show_settings(environ)
     except NotHere:
         return None
     except Unanswered as error:
         return SlurmFacts(trouble=str(error).splitlines()[-1])
     numbers = {name: int(value) for name, value in re.findall(r"^(\w+)\s*= (\d+)", text, re.MULTILINE)}
     skew_s = None
-    if as_of := re.search(r"^Configuration data as of (\d{9,})$", text, re.MULTILINE):
+    as_of = re.search(r"^Configuration data as of (\d{9,})$", text, re.MULTILINE)
+    if as_of:
         as_of_s = int(as_of[1])  # whole seconds, cut off
         skew_s = as_of_s - min(max(as_of_s, before_s - 1), clock.now_ms() / 1000)
     return SlurmFacts(numbers.get("MaxArraySize"), numbers.get("KillWait"), skew_s)
@@ -200,11 +204,8 @@ def query_nodes(environ: Mapping[str, str]) -> Cluster | None:
 
 def query_sbatch(path: Path, environ: Mapping[str, str], cwd: Path) -> tuple[str, ...] | None:
     """Run ``sbatch --test-only``, which submits nothing; None: sbatch is not there, or gives no answer."""
-    try:
-        done = _run(["sbatch", "--test-only", str(path)], environ, cwd)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return parse_trial(done.returncode, done.stdout + done.stderr)
+    answer = slurm_programs.test_script(path, environ, cwd)
+    return None if answer is None else parse_trial(*answer)
 
 
 def parse_trial(exit_code: int, said: str) -> tuple[str, ...] | None:
@@ -242,9 +243,9 @@ def look_at_gpus(environ: Mapping[str, str], clock: Clock, stand_in: StandIn) ->
         return GpuFacts(tuple(names), backend, sight.trouble or sight.grant.why, in_job)
 
 
-def _run(argv: Sequence[str], environ: Mapping[str, str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def _run(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        argv, env=dict(environ), cwd=cwd, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
+        argv, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
         timeout=_PATIENCE_S, check=False,
     )  # fmt: skip
 
@@ -260,37 +261,74 @@ def check_source(
     The facts are None when the source cannot be used.
     """
     try:
-        sources = open_sources_of(settings, cwd)
-        if quick:
-            facts, remarks = _count_rows(sources, progress)
-            text = f"{count(facts.chunks, 'chunk')}; --quick: no audio file was opened"
-            return facts, [fine("source", line) for line in (text, *remarks.notes())]
-        survey = read_sources(sources, None, progress, needs_audio=True)
+        sources = open_placed_sources(settings, cwd)
+        facts, remarks = (_count_chunks if quick else _look_at_files)(sources, progress)
     except BadcjobsError as error:
         look = f"ls -ld {shell_line(cwd / settings.source[0])}"
         return None, [problem("source", error.what, error.fix or look, tuple((error.why or "").splitlines()))]
+    return facts, remarks + _filter_is_off(settings, sources)
+
+
+def _count_chunks(sources: Sources, progress: Progress) -> tuple[SourceFacts, list[Remark]]:
+    """Read every row, but look at no file."""
+    facts, notes = _count_rows(sources, progress)
+    text = f"{count(facts.chunks, 'chunk')}; --quick: no audio file was opened"
+    remarks = [fine("source", line) for line in (text, *notes.notes())]
+    remarks += apply_rules([PLACE_RULE], SimpleNamespace(survey=sources, quiet=FINE))
+    return facts, remarks
+
+
+def _look_at_files(sources: Sources, progress: Progress) -> tuple[SourceFacts | None, list[Remark]]:
+    """Read every row and look at every file; the facts are None without any chunk."""
+    survey = read_sources(sources, None, progress, needs_audio=True)
     lengths, size = survey.lengths, survey.walk.size
     hours = lengths.total_ms / 3_600_000
-    known = {name: value for name, value in to_facts(survey).items() if name in SourceFacts.__dataclass_fields__}
-    known |= {"longest_s": lengths.longest_ms / 1000 or None, "mean_s": lengths.mean_ms / 1000 or None}
-    facts = SourceFacts(lengths.rows, hours * 3600, lengths.unknown, sources.manifests_listed, **known, lengths=lengths)
-    found = list(apply_rules(SOURCE_RULES, SimpleNamespace(survey=survey, quiet=FINE)))
     text = f"{count(lengths.rows, 'chunk')}, {number(hours)} hours of audio in {count(size.files, 'file')}"
-    text += "" if size.total_bytes is None else f", {data_size(size.total_bytes)}"
-    return (facts if lengths.rows else None), [fine("source", f"{text}; every file was looked at"), *found]
+    if size.total_bytes is not None:
+        text += f", {data_size(size.total_bytes)}"
+    remarks = [fine("source", f"{text}; every file was looked at")]
+    remarks += apply_rules(SOURCE_RULES, SimpleNamespace(survey=survey, quiet=FINE))
+    if not lengths.rows:
+        return None, remarks
+
+    of_files = {name: value for name, value in to_facts(survey).items() if name in SourceFacts.__dataclass_fields__}
+    facts = SourceFacts(
+        chunks=lengths.rows,
+        audio_s=hours * 3600,
+        of_unknown_length=lengths.unknown,
+        manifests_listed=sources.manifests_listed,
+        longest_s=lengths.longest_ms / 1000 or None,
+        mean_s=lengths.mean_ms / 1000 or None,
+        lengths=lengths,
+        **of_files,
+    )
+    return facts, remarks
+
+
+def _filter_is_off(settings: RunSettings, sources: Sources) -> list[Remark]:
+    """Say how to switch on HawkEars' filter of species, if nothing does."""
+    options = {arg.partition("=")[0] for arg in settings.engine_args}
+    is_on = (sources.places and sources.places.placed) or options & {"--region", "--lat", "--cfg", "-c"}
+    if is_on or not traits_of(settings.engine).reads_places:
+        return []
+    how = '--filelist FILE, or [recordings] region = "CA-NT" in badcjobs.toml (badcjobs guide audio)'
+    return [fine("places", f"without places HawkEars' filter of species is off; switch it on: {how}")]
 
 
 def _count_rows(sources: Sources, progress: Progress) -> tuple[SourceFacts, Remarks]:
-    seen, rows = SeenKeys(), 0
+    keys = SeenKeys()
+    rows = 0
 
     def note(_row: int, _part: int, key: tuple[str, str]) -> None:
         nonlocal rows
         rows += 1
-        seen.add(key)
+        keys.add(key)
         progress(rows)
 
     remarks = sources.read_identities(note)
-    if repeats := sum(seen.repeated().values()):
-        what = f"{repeats:,} rows have the recording_id and chunk_id of an earlier row"
-        raise BadInput(what, fix="badcjobs check SOURCE   (without --quick it names them)")
-    return SourceFacts(rows, 0.0, 0, sources.manifests_listed, stats=False), remarks
+    repeats = sum(keys.repeated().values())
+    if repeats:
+        text = f"{repeats:,} rows have the recording_id and chunk_id of an earlier row"
+        raise BadInput(text, fix="badcjobs check SOURCE   (without --quick it names them)")
+    places = None if sources.places is None else asdict(sources.places)
+    return SourceFacts(rows, 0.0, 0, sources.manifests_listed, stats=False, places=places), remarks

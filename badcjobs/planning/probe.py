@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 
@@ -24,15 +25,17 @@ from badcjobs.seams import Engine
 from badcjobs.settings import ProbeSettings, RunSettings
 from badcjobs.sources.audio_formats import NotWav
 from badcjobs.sources.cutter import AudioCutter
+from badcjobs.store.connect import grouped
 from badcjobs.store.live_files import read_memory_peaks
 from badcjobs.task.progress import find_end
 from badcjobs.task.records import RecordingOptions, Records
 from badcjobs.task.startup import StopRequest, World, find_devices, make_engine, read_allocation, task_mark
 from badcjobs.telemetry.usage import UsageReader
-from badcjobs.workers.engines import chunks_at_once_of
+from badcjobs.words import memory, speed
+from badcjobs.workers.engines import traits_of
 from badcjobs.workers.learned import STORE, ProbeStore, default_store, subject_of
 from badcjobs.workers.memory_limits import model_of
-from badcjobs.workers.retry import CONFIGURATION, GPU_LOST, HOST_MEMORY, NO_PROGRAM, RAN_ON_CPU
+from badcjobs.workers.policy import CONFIGURATION, GPU_LOST, HOST_MEMORY, NO_PROGRAM, RAN_ON_CPU
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +61,7 @@ class ProbeOrder:
     again: bool = False  # discard earlier results
 
 
-@dataclass(frozen=True)
-class ProbeEnd:
+class ProbeEnd(NamedTuple):
     """The result of a probe."""
 
     exit_code: int
@@ -82,30 +84,40 @@ def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
         paths = [world.cwd / path for path in settings.source]
         sounds = prepare_sounds(paths, cutter, work_folder, order.probe.lengths_s[1])
         grant = find_grant(settings, world)
-        if settings.engine == "demo" and settings.simulate is not None:  # it reports its memory on a simulated device
+        if traits_of(settings.engine).simulates_memory and settings.simulate is not None:
             settings = replace(settings, engine_args=(*settings.engine_args, f"--ledger={work_folder / 'memory'}"))
         engine = make_engine(settings, world, task_mark(allocation, world), grant)
         store, aside = open_store(order, world)
         searches = list(make_searches(order, grant, engine, allocation.cpus or world.cores, store))
         if all(search.is_over for search in searches):
             notes = ("already known; --again repeats the trials",)
-            return ProbeEnd(ExitCode.DONE, tuple(one.keep() for one in searches), store.file, aside, notes=notes)
-        now_ms, left_s = world.clock.now_ms(), order.most_s
-        if (end := find_end(settings.stop_after, allocation, world.environ, now_ms)) is not None:
+            return ProbeEnd(ExitCode.DONE, tuple(search.keep() for search in searches), store.file, aside, notes=notes)
+
+        now_ms = world.clock.now_ms()
+        left_s = order.most_s
+        end = find_end(settings.stop_after, allocation, world.environ, now_ms)
+        if end is not None:
             left_s = min(left_s, max(0.0, (end.at_ms - now_ms) / 1000 - _RESERVE_S))
         with open_records(order, world, allocation, grant, engine, work_folder) as records:
-            others = note_other_users(records, grant)
+            notes_before = note_other_users(records, grant)
             bench = Bench(records, engine, sounds, world.clock)
             run_trials(bench, world, searches, until_s=world.clock.monotonic_s() + left_s)
-        problems = tuple(not_none(search.problem for search in searches))
-        notes_now = [*others, *(search.host_words for search in searches if search.host_words)]
-        exit_code = max((int(problem.exit_code) for problem in problems), default=int(ExitCode.DONE))
-        if not all(search.is_over or search.problem for search in searches):
-            by_hand = world.stop.ended_by is signal.SIGINT
-            notes_now.append(why_not_finished(world.stop, any(search.trials for search in searches)))
-            exit_code = exit_code or (128 + signal.SIGINT if by_hand else int(ExitCode.RUN_ME_AGAIN))
-        probed = tuple(one.probed for one in searches)
-        return ProbeEnd(exit_code, probed, store.file, aside, problems, tuple(notes_now))
+        return _conclude(searches, world.stop, store.file, aside, notes_before)
+
+
+def _conclude(
+    searches: Sequence[ModelSearch], stop: StopRequest, store: Path, aside: Path | None, notes_before: list[str]
+) -> ProbeEnd:
+    """Return what the searches have found, and whether all of them are finished."""
+    problems = not_none(search.problem for search in searches)
+    notes = [*notes_before, *not_none(search.host_note for search in searches)]
+    exit_code = max((int(problem.exit_code) for problem in problems), default=int(ExitCode.DONE))
+    if not all(search.is_over or search.problem for search in searches):
+        notes.append(why_not_finished(stop, any(search.trials for search in searches)))
+        by_hand = stop.ended_by is signal.SIGINT
+        exit_code = exit_code or (128 + signal.SIGINT if by_hand else int(ExitCode.RUN_ME_AGAIN))
+    probes = tuple(search.probed for search in searches)
+    return ProbeEnd(exit_code, probes, store, aside, tuple(problems), tuple(notes))
 
 
 def make_work_folder(allocation: Allocation) -> tempfile.TemporaryDirectory[str]:
@@ -139,8 +151,8 @@ def open_store(order: ProbeOrder, world: World) -> tuple[ProbeStore, Path | None
         return store, store.open()
     except OSError as error:
         if order.store is None:
-            what = "%s cannot be written: %s; the result is kept in ./%s; %s"
-            log.warning(what, store.file, error.strerror or error, STORE, ANOTHER_CACHE)
+            text = "%s cannot be written: %s; the result is kept in ./%s; %s"
+            log.warning(text, store.file, error.strerror or error, STORE, ANOTHER_CACHE)
             return open_store(replace(order, store=Path(STORE)), world)
         raise BadInput(
             f"the result cannot be written to {store.file}",
@@ -155,16 +167,14 @@ def make_searches(
     """Yield one search for each model of device, in the order in which they are granted."""
     settings = order.settings
     workers = (settings.workers_wanted or 1) if grant.devices else settings.cpu_workers
-    models: dict[tuple[str, int | None], list[Device | None]] = {}
-    for device in grant.devices or (None,):
-        name = model_of(WorkerPlan(0, device, None, 1))
-        models.setdefault((name, None if device is None else device.memory_total_bytes), []).append(device)
+    plans = [WorkerPlan(0, device, None, 1) for device in grant.devices or (None,)]
+    models = grouped(((model_of(plan), plan.device and plan.device.memory_total_bytes), plan.device) for plan in plans)
     threads = max(1, cores // (workers * max(1, len(grant.devices))))
     for (name, memory_bytes), devices in models.items():
         plan = WorkerPlan(0, devices[0], None, threads)
-        at_once = workers * chunks_at_once_of(engine.name, settings.engine_args, plan)
-        version, what = engine.version or "unknown", subject_of(settings)
-        key = ProbeKey(name, memory_bytes, engine.name, version, what, at_once, workers)
+        at_once = workers * engine.chunks_at_once(plan)
+        version = engine.version or "unknown"
+        key = ProbeKey(name, memory_bytes, engine.name, version, subject_of(settings), at_once, workers)
         if order.again:
             store.put(Probed(key))
         yield ModelSearch(key, devices, threads, store, order)
@@ -190,8 +200,7 @@ def open_records(
         records.writer.add_devices(grant.devices)
         records.start_publishing(settings.publish_every_s)
         if grant.devices and settings.telemetry:
-            pretended = settings.engine == "demo"  # only this engine reports its memory on a simulated device
-            ledger = str(work_folder / "memory") if pretended else None
+            ledger = str(work_folder / "memory") if engine.traits.simulates_memory else None
             stand_in = replace(settings.stand_in(world.cwd), ledger=ledger)
             limits = replace(settings.alerts, memory_percent=100.0)  # a probe fills the memory on purpose
             how = RecordingOptions(settings.interval_s, stand_in, limits)
@@ -207,13 +216,18 @@ def open_records(
 def note_other_users(records: Records, grant: Grant) -> list[str]:
     """Name the devices that other processes use already: less fits into them than into others of their model."""
     used = read_memory_peaks(records.readings_at_hand(), 0)
-    full = [(d, used.get(records.writer.device_id(d), 0), d.memory_total_bytes) for d in grant.devices]
-    return [
-        f"{device.name or 'a device'} ({device.pin}): {bytes_ / 2**30:.1f} GiB are used by other processes;"
-        " longer chunks may fit on a free one: badcjobs gpus --all"
-        for device, bytes_, total in full
-        if total is not None and bytes_ > _OTHERS_SHARE * total and device.backend != "simulated"
-    ]
+    notes = []
+    for device in grant.devices:
+        used_bytes = used.get(records.writer.device_id(device), 0)
+        total_bytes = device.memory_total_bytes
+        if total_bytes is None or used_bytes <= _OTHERS_SHARE * total_bytes or device.backend == "simulated":
+            continue
+        name = f"{device.name or 'a device'} ({device.pin})"
+        notes.append(
+            f"{name}: {memory(used_bytes)} are used by other processes;"
+            " longer chunks may fit on a free one: badcjobs gpus --all"
+        )
+    return notes
 
 
 def why_not_finished(stop: StopRequest, something_is_kept: bool) -> str:
@@ -221,8 +235,8 @@ def why_not_finished(stop: StopRequest, something_is_kept: bool) -> str:
     why = f"stopped by {stop.name}" if stop.requested else "the time is over"
     if something_is_kept:
         return f"{why}; the trials are stored, and the same command continues"
-    begins = "so the same command starts again" + ("" if stop.requested else ": give it more time with --time")
-    return f"{why} before the first trial ended; nothing is stored, {begins}"
+    advice = "" if stop.requested else ": give it more time with --time"
+    return f"{why} before the first trial ended; nothing is stored, so the same command starts again{advice}"
 
 
 # --- the search for one model of device -------------------------------------------------------------------------------
@@ -240,12 +254,13 @@ class ModelSearch:
         self.free = devices  # that share the trials; None: the CPU
         self.trials: list[Trial] = list(before.trials)
         self.problem: BadcjobsError | None = None
-        self.host_words: str | None = None
+        self.host_note: str | None = None
         self.in_flight: list[ProbeStep] = []
         self._at = before.at
         self._store = store
         self._bounds = Bounds(*order.probe.lengths_s)
-        self._margin_percent, self._trial_s = order.probe.margin_percent, order.probe.trial_s
+        self._margin_percent = order.probe.margin_percent
+        self._trial_s = order.probe.trial_s
         self._start_up_s = 0.0
         self._guess: float | None = None  # the speed of a trial that was too short to count
 
@@ -258,8 +273,9 @@ class ModelSearch:
     def probed(self) -> Probed:
         """What is known so far."""
         finished = bool(self.trials) and self.is_over
-        known = bool(self.trials) and usual_is_over(self.trials, self._bounds)
-        result = evaluate(self.trials, self._margin_percent, finished=finished) if known else None
+        result = None
+        if self.trials and usual_is_over(self.trials, self._bounds):
+            result = evaluate(self.trials, self._margin_percent, finished=finished)
         return Probed(self.key, tuple(self.trials), result, finished, self._at)
 
     def keep(self) -> Probed:
@@ -269,16 +285,16 @@ class ModelSearch:
 
     def next_step(self, host_bytes: int) -> ProbeStep | None:
         """Return what to try next; never what would fill the memory of the node."""
-        greedy = [t for t in self.trials if t.outcome == FITS and t.host_peak_bytes]
-        if greedy:
-            longest = max(greedy, key=lambda trial: trial.length_s)
+        measured = [trial for trial in self.trials if trial.outcome == FITS and trial.host_peak_bytes]
+        if measured:
+            longest = max(measured, key=lambda trial: trial.length_s)
             room = _HOST_SHARE * host_bytes / (longest.host_peak_bytes or 1)
             ceiling_s = max(longest.length_s, round(longest.length_s * room))
             if ceiling_s < self._bounds.longest_s:
-                self._bounds = replace(self._bounds, longest_s=ceiling_s)
-                self.host_words = (
+                self._bounds = self._bounds._replace(longest_s=ceiling_s)
+                self.host_note = (
                     f"{self.key.gpu}: nothing longer than {ceiling_s:g} s is tried: it might take more than"
-                    f" {100 * _HOST_SHARE:.0f} % of the node's memory ({host_bytes / 2**30:.1f} GiB)"
+                    f" {100 * _HOST_SHARE:.0f} % of the node's memory ({memory(host_bytes)})"
                 )
         return None if self.problem else next_step(self.trials, self._bounds, self.in_flight)
 
@@ -300,22 +316,26 @@ class ModelSearch:
     def rate(self) -> float | None:
         """How fast the longest audio was that has been measured."""
         measured = [trial for trial in self.trials if trial.times_real_time]
-        return max(measured, key=lambda trial: trial.length_s).times_real_time if measured else self._guess
+        if not measured:
+            return self._guess
+        return max(measured, key=lambda trial: trial.length_s).times_real_time
 
     def end(self, run: TrialRun, outcome: Trial | Trouble | None) -> bool:
         """Store the outcome of a trial (None: it was stopped); return whether it was too short to count."""
         self.in_flight.remove(run.step)
         self.free.append(run.plans[0].device)
+        if outcome is None:
+            return False
         if isinstance(outcome, Trouble):
             self.problem = explain(outcome, self.key, run.step)
-        elif outcome is not None and self._guess is None and is_too_short(outcome, self.lanes(run.step), self._trial_s):
+            return False
+        if self._guess is None and is_too_short(outcome, self.lanes(run.step), self._trial_s):
             self._guess = outcome.times_real_time or _FASTER_THAN_ANYTHING
             return True
-        elif outcome is not None:
-            self.trials.append(outcome)
-            self._at = datetime.fromtimestamp(run.bench.clock.now_ms() / 1000, timezone.utc).strftime("%FT%TZ")
-            self._start_up_s = run.start_up_s
-            self.keep()
+        self.trials.append(outcome)
+        self._at = datetime.fromtimestamp(run.bench.clock.now_ms() / 1000, timezone.utc).strftime("%FT%TZ")
+        self._start_up_s = run.start_up_s
+        self.keep()
         return False
 
 
@@ -345,11 +365,11 @@ def _shorter(step: ProbeStep) -> str:
 
 def run_trials(bench: Bench, world: World, searches: Sequence[ModelSearch], until_s: float) -> None:
     """Run the trials of all searches until all are done or the time is over."""
-    clock, over, began, next_usage_s = world.clock, False, 0, 0.0
+    clock = world.clock
+    host = _HostMemory(world)
     running: list[tuple[ModelSearch, TrialRun]] = []
-    usage = UsageReader(world.pid)
-    # Our memory on the node: what was requested, else what is free now.
-    host_bytes = requested_memory_bytes(world.environ) or psutil.virtual_memory().available
+    over = False
+    begun = 0
     while True:
         if not over and (world.stop.requested or clock.monotonic_s() >= until_s):
             over = True
@@ -357,33 +377,59 @@ def run_trials(bench: Bench, world: World, searches: Sequence[ModelSearch], unti
                 run.break_off()
         for search in () if over else searches:
             left_s = until_s - clock.monotonic_s()
-            while search.free and (step := search.next_step(host_bytes)) is not None:
-                if search.expected_s(step) > left_s:
+            while search.free:
+                step = search.next_step(host.bytes)
+                if step is None or search.expected_s(step) > left_s:
                     break
-                began += 1
-                running.append((search, _begin(bench, search, step, began)))
+                begun += 1
+                running.append((search, _begin(bench, search, step, begun)))
         if not running:
             return
         for _, run in running:
             run.look(_LOOK_S / len(running))
-        # The memory of all our processes, for the trials that are running.
-        if (now_s := clock.monotonic_s()) >= next_usage_s:
-            next_usage_s = now_s + _HOST_EVERY_S
-            if (reading := usage.read(now_s)) is not None and reading.memory_bytes is not None:
-                for _, run in running:
-                    run.host_peak_bytes = max(run.host_peak_bytes or 0, reading.memory_bytes)
+        host.read([run for _, run in running])
         bench.records.check_recorder()
         for search, run in [pair for pair in running if not pair[1].busy]:
             running.remove((search, run))
-            outcome = run.end()
-            again = search.end(run, None if over else outcome)
-            if not over:
-                more = "; too short to count: repeated with more chunks" if again else ""
-                log.info("%s: %s%s", search.key.gpu, _describe(run.step, outcome), more)
+            _end(search, run, over=over)
+
+
+class _HostMemory:
+    """Our memory on the node."""
+
+    def __init__(self, world: World) -> None:
+        # What was requested, else what is free now.
+        self.bytes = requested_memory_bytes(world.environ) or psutil.virtual_memory().available
+        self._clock = world.clock
+        self._usage = UsageReader(world.pid)
+        self._next_s = 0.0
+
+    def read(self, running: Sequence[TrialRun]) -> None:
+        """Note the memory of all our processes with the trials that are running, if it is time to."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._next_s:
+            return
+        self._next_s = now_s + _HOST_EVERY_S
+        reading = self._usage.read(now_s)
+        if reading is not None and reading.memory_bytes is not None:
+            for run in running:
+                run.host_peak_bytes = max(run.host_peak_bytes or 0, reading.memory_bytes)
+
+
+def _end(search: ModelSearch, run: TrialRun, *, over: bool) -> None:
+    """Store what came of a trial; nothing, if the time is over."""
+    outcome = run.end()
+    if over:
+        search.end(run, None)
+        return
+    again = search.end(run, outcome)
+    note = "; too short to count: repeated with more chunks" if again else ""
+    log.info("%s: %s%s", search.key.gpu, _describe(run.step, outcome), note)
 
 
 def _begin(bench: Bench, search: ModelSearch, step: ProbeStep, number: int) -> TrialRun:
-    key, device = search.key, search.free.pop(0)
+    key = search.key
+    device = search.free.pop(0)
     device_id = None if device is None else bench.records.writer.device_id(device)
     slots = range((number - 1) * key.workers, number * key.workers)
     plans = [WorkerPlan(slot, device, device_id, search.threads) for slot in slots]
@@ -404,6 +450,6 @@ def _begin(bench: Bench, search: ModelSearch, step: ProbeStep, number: int) -> T
 def _describe(step: ProbeStep, outcome: Trial | Trouble) -> str:
     if isinstance(outcome, Trouble):
         return f"{step.length_s:g} s failed: {outcome.error_class}"
-    rate = "" if outcome.times_real_time is None else f", {outcome.times_real_time:,.0f} × real time"
-    peak = "" if outcome.peak_bytes is None else f", {outcome.peak_bytes / 2**30:.2f} GiB at most"
+    rate = "" if outcome.times_real_time is None else f", {speed(outcome.times_real_time)} real time"
+    peak = "" if outcome.peak_bytes is None else f", {memory(outcome.peak_bytes)} at most"
     return f"{step.length_s:g} s: {outcome.outcome}{peak}{rate}"

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from badcjobs.model import FITS, NO_START, TOO_LONG, Probed, Trial
+from badcjobs.model import FITS, NO_START, TOO_LONG, Probed, Trial, not_none
 from badcjobs.planning.probe_search import device_words, setup_words
 from badcjobs.report.page import NO_CHARTS, Section, figure, paragraph, whole_page
-from badcjobs.report.tables import Cell, Row, Table, columns, table_html, table_text
+from badcjobs.report.tables import Cell, Table, columns, table_html, table_text
 from badcjobs.report.text import wrap
-from badcjobs.report.words import UNKNOWN, memory, number, percent
+from badcjobs.words import UNKNOWN, memory, number, share_words
 
 _OUTCOMES = {FITS: "", TOO_LONG: "out of memory", NO_START: "no room for the models"}
 _MEMORY, _SPEED = "memory", "speed"
@@ -25,9 +25,9 @@ _GIB = 2**30
 def probe_text(probes: Sequence[Probed], kept: str, notes: Sequence[str] = ()) -> str:
     """Return the tables and the sentences below them; ``kept``: the file, and what reads it."""
     lines = []
-    for number_, probed in enumerate(probes):
+    for place, probed in enumerate(probes):
         lines += wrap(f"{device_words(probed.key)}; {setup_words(probed.key)}", indent=2)
-        lines += [*table_text(_table(number_, probed)), ""]
+        lines += [*table_text(_table(place, probed)), ""]
         lines += [part for sentence in _sentences(probed) for part in wrap(f"  {sentence}", indent=4)]
         lines.append("")
     if any(probed.result is not None for probed in probes):
@@ -38,11 +38,14 @@ def probe_text(probes: Sequence[Probed], kept: str, notes: Sequence[str] = ()) -
 
 def probe_page(probes: Sequence[Probed], notes: Sequence[str]) -> str:
     """Return the page."""
-    parts, places = None, dict[str, str]()
+    parts = None
+    places: dict[str, str] = {}
     with suppress(ImportError):  # Bokeh is not installed
         from badcjobs.report import chart_figures as figures
 
-        drawn = {name: one for n, probed in enumerate(probes) for name, one in _curves(n, probed, figures)}
+        drawn: dict[str, Any] = {}
+        for place, probed in enumerate(probes):
+            drawn |= _curves(place, probed, figures)
         if drawn:
             script, places = figures.as_parts(drawn)
             parts = figures.chart_code(), script, dict[str, Any]()
@@ -55,7 +58,7 @@ def probe_page(probes: Sequence[Probed], notes: Sequence[str]) -> str:
         )
         body = (
             paragraph(setup_words(probed.key), "quiet")
-            + "".join(paragraph(one[0].upper() + one[1:] + ".") for one in _sentences(probed))
+            + "".join(paragraph(f"{text[0].upper()}{text[1:]}.") for text in _sentences(probed))
             + (f'<div class="charts">{charts}</div>' if charts else "" if places else NO_CHARTS)
             + table_html(_table(place, probed))
         )
@@ -67,34 +70,40 @@ def probe_page(probes: Sequence[Probed], notes: Sequence[str]) -> str:
 
 
 def _curves(place: int, probed: Probed, figures: Any) -> Iterator[tuple[str, Any]]:
-    usual = [t for t in _curve_of(probed) if t.outcome == FITS and not t.lean]
-    result, total = probed.result, probed.key.memory_bytes
-    marks_s = [] if result is None else sorted({s for s in (result.best_s, result.safe_s) if s is not None})
-    read = [(t.length_s, t.peak_bytes / _GIB) for t in usual if t.peak_bytes is not None]
-    timed = [(t.length_s, t.times_real_time) for t in usual if t.times_real_time is not None]
-    limit = total and total / _GIB
-    for name, label, digits, points, most in (
-        (_MEMORY, "GiB", "0.[00]", read, limit),
-        (_SPEED, "× real time", "0,0.[0]", timed, None),
-    ):
-        if points:
-            yield f"{name}-{place}", figures.curve(f"{name}-{place}", label, digits, points, most, marks_s)
+    usual = [trial for trial in _curve_of(probed) if trial.outcome == FITS and not trial.lean]
+    result = probed.result
+    marks_s = [] if result is None else sorted({*not_none((result.best_s, result.safe_s))})
+
+    peaks = [(trial.length_s, trial.peak_bytes / _GIB) for trial in usual if trial.peak_bytes is not None]
+    if peaks:
+        name = f"{_MEMORY}-{place}"
+        total = probed.key.memory_bytes
+        yield name, figures.curve(name, "GiB", "0.[00]", peaks, total and total / _GIB, marks_s)
+    rates = [(trial.length_s, trial.times_real_time) for trial in usual if trial.times_real_time is not None]
+    if rates:
+        name = f"{_SPEED}-{place}"
+        yield name, figures.curve(name, "× real time", "0,0.[0]", rates, None, marks_s)
 
 
 def _table(place: int, probed: Probed) -> Table:
-    total, best_s = probed.key.memory_bytes, None if probed.result is None else probed.result.best_s
-    rows: list[Row] = []
+    total = probed.key.memory_bytes
+    best_s = probed.result and probed.result.best_s
+    rows = []
     for trial in _curve_of(probed):
-        rate, peak_bytes = trial.times_real_time, trial.peak_bytes
+        rate = trial.times_real_time
+        peak_bytes = trial.peak_bytes
         full = None if peak_bytes is None or not total else peak_bytes / total
-        words = [_OUTCOMES[trial.outcome], "with one thread" if trial.lean else ""]
-        words += ["← best"] if not trial.lean and trial.outcome == FITS and trial.length_s == best_s else []
+        remarks = [_OUTCOMES[trial.outcome]]
+        if trial.lean:
+            remarks.append("with one thread")
+        elif trial.outcome == FITS and trial.length_s == best_s:
+            remarks.append("← best")
         cells = (
             Cell(f"{trial.length_s:g} s", trial.length_s),
             Cell(memory(peak_bytes), peak_bytes),
-            Cell(percent(full and 100 * full), full),
+            Cell(share_words(full and 100 * full), full),
             Cell(UNKNOWN if rate is None else number(rate, 0 if rate >= 100 else 1), rate),
-            ", ".join(filter(None, words)) or "fits",
+            ", ".join(filter(None, remarks)) or "fits",
         )
         rows.append(cells)
     heads = columns("chunk length", "peak memory", "of the device", "× real time", "<outcome")
@@ -110,7 +119,8 @@ def _sentences(probed: Probed) -> Iterator[str]:
     """Yield what the trials mean."""
     if not probed.finished:
         yield "not finished: the same command continues"
-    if (result := probed.result) is None:
+    result = probed.result
+    if result is None:
         return
     margin = f"safe, with a margin of {result.margin_percent:g} %: {result.safe_s or 0:g} s"
     lean = f"safe: {result.lean_safe_s or 0:g} s. Runs cut what is longer"

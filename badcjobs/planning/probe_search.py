@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
 from badcjobs.model import FITS, NO_START, TOO_LONG, ProbeKey, ProbeResult, Trial
-from badcjobs.report.words import count, memory
+from badcjobs.words import count, memory
+
+Trials = Sequence[Trial]
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(NamedTuple):
     """Where a search begins and ends."""
 
     start_s: float = 60.0
@@ -33,66 +34,76 @@ class ProbeStep(NamedTuple):
     length_s: float
 
 
-def bracket(trials: Sequence[Trial], *, lean: bool) -> tuple[float | None, float | None]:
+def bracket(trials: Trials, *, lean: bool) -> tuple[float | None, float | None]:
     """Return the longest that fits, and the shortest that does not; None: not known.
 
     If trials contradict each other, a failure counts.
     """
     failed = [trial.length_s for trial in trials if trial.outcome == TOO_LONG and trial.lean >= lean]
-    too_long_s = min(failed, default=None)
     fitting = [trial.length_s for trial in trials if trial.outcome == FITS and trial.lean <= lean]
-    return max((s for s in fitting if too_long_s is None or s < too_long_s), default=None), too_long_s
+    if not failed:
+        return max(fitting, default=None), None
+    too_long_s = min(failed)
+    return max((length_s for length_s in fitting if length_s < too_long_s), default=None), too_long_s
 
 
-def cannot_start(trials: Sequence[Trial], *, lean: bool) -> bool:
+def cannot_start(trials: Trials, *, lean: bool) -> bool:
     """Return whether the engine does not even start: then no length fits."""
     return any(trial.outcome == NO_START and trial.lean >= lean for trial in trials)
 
 
-def next_step(trials: Sequence[Trial], bounds: Bounds, in_flight: Collection[ProbeStep] = ()) -> ProbeStep | None:
+def next_step(trials: Trials, bounds: Bounds, in_flight: Collection[ProbeStep] = ()) -> ProbeStep | None:
     """Return what to try next; None: nothing now, and if nothing is in flight either, the search is over.
 
     The lean way is searched only where a length does not fit as usual.
     """
     for lean in (False, True):
         busy_s = [step.length_s for step in in_flight if step.lean is lean]
-        if (length_s := _next_length(trials, lean, bounds, busy_s)) is not None:
+        length_s = _next_length(trials, lean, bounds, busy_s)
+        if length_s is not None:
             return ProbeStep(lean, length_s)
-        if busy_s or not (cannot_start(trials, lean=False) or bracket(trials, lean=False)[1] is not None):
+        _, too_long_s = bracket(trials, lean=False)
+        if busy_s or (too_long_s is None and not cannot_start(trials, lean=False)):
             break
     return None
 
 
-def usual_is_over(trials: Sequence[Trial], bounds: Bounds) -> bool:
+def usual_is_over(trials: Trials, bounds: Bounds) -> bool:
     """Return whether all trials with the usual threads are done."""
     return _next_length(trials, False, bounds, []) is None
 
 
-def _next_length(trials: Sequence[Trial], lean: bool, bounds: Bounds, busy_s: Sequence[float]) -> float | None:
+def _next_length(trials: Trials, lean: bool, bounds: Bounds, busy_s: Sequence[float]) -> float | None:
     if cannot_start(trials, lean=lean):
         return None
     fits_s, too_long_s = bracket(trials, lean=lean)
     if too_long_s is None:
         top_s = max([fits_s or 0.0, *busy_s])
+        if top_s >= bounds.longest_s:
+            return None
         longer_s = 2 * top_s or bounds.start_s
-        usual_limit_s = bracket(trials, lean=False)[1]
+        _, usual_limit_s = bracket(trials, lean=False)
         if lean and usual_limit_s is not None and top_s < usual_limit_s:  # whether one thread helps at all
             longer_s = usual_limit_s
-        return min(longer_s, bounds.longest_s) if top_s < bounds.longest_s else None
+        return min(longer_s, bounds.longest_s)
     if fits_s is None:
         shorter_s = _rounded(min([too_long_s, *busy_s]) / 2)
         return shorter_s if shorter_s >= bounds.shortest_s else None
     # The middle of the widest stretch without a trial, on a scale of ratios.
-    points = sorted({fits_s, too_long_s, *(one for one in busy_s if fits_s < one < too_long_s)})
+    busy_between = [length_s for length_s in busy_s if fits_s < length_s < too_long_s]
+    points = sorted({fits_s, too_long_s, *busy_between})
     low_s, high_s = max(pairwise(points), key=lambda pair: pair[1] / pair[0])
+    if high_s <= low_s * (1 + bounds.tolerance):
+        return None
     middle_s = _rounded(math.sqrt(low_s * high_s))
-    wide = high_s > low_s * (1 + bounds.tolerance)
-    return middle_s if wide and low_s < middle_s < high_s else None
+    return middle_s if low_s < middle_s < high_s else None
 
 
 def _rounded(seconds: float) -> float:
     """Round a length by at most about 1 %."""
-    return round(seconds, 0 if seconds >= 100 else 1 if seconds >= 10 else 2)
+    if seconds >= 100:
+        return round(seconds, 0)
+    return round(seconds, 1 if seconds >= 10 else 2)
 
 
 # --- result -----------------------------------------------------------------------------------------------------------
@@ -100,27 +111,25 @@ def _rounded(seconds: float) -> float:
 ABOUT_AS_FAST = 0.98  # of the fastest; a smaller difference is noise
 
 
-def evaluate(trials: Sequence[Trial], margin_percent: float, *, finished: bool = True) -> ProbeResult:
+def evaluate(trials: Trials, margin_percent: float, *, finished: bool = True) -> ProbeResult:
     """Return the result of all trials; that of the lean trials only if ``finished``."""
-    (fits_s, too_long_s), lean = bracket(trials, lean=False), bracket(trials, lean=True)
-    safe_s = _safe(fits_s, too_long_s, margin_percent)
-    best = choose_best(trials, safe_s)
-    searched = finished and any(trial.lean for trial in trials)
-    return ProbeResult(
-        longest_s=fits_s,
-        too_long_s=too_long_s,
-        safe_s=safe_s,
-        best_s=None if best is None or safe_s is None else min(best.length_s, safe_s),
-        times_real_time=None if best is None else best.times_real_time,
-        peak_bytes=None if best is None else best.peak_bytes,
-        lean_longest_s=lean[0] if searched else None,
-        lean_too_long_s=lean[1] if searched else None,
-        lean_safe_s=_safe(*lean, margin_percent) if searched else None,
-        margin_percent=margin_percent,
+    longest_s, too_long_s = bracket(trials, lean=False)
+    safe_s = _safe(longest_s, too_long_s, margin_percent)
+    result = ProbeResult(
+        longest_s, too_long_s, safe_s, best_s=None, times_real_time=None, margin_percent=margin_percent
     )
+    best = choose_best(trials, safe_s)
+    if best is not None:
+        best_s = None if safe_s is None else min(best.length_s, safe_s)
+        result = replace(result, best_s=best_s, times_real_time=best.times_real_time, peak_bytes=best.peak_bytes)
+    if finished and any(trial.lean for trial in trials):
+        longest_s, too_long_s = bracket(trials, lean=True)
+        safe_s = _safe(longest_s, too_long_s, margin_percent)
+        result = replace(result, lean_longest_s=longest_s, lean_too_long_s=too_long_s, lean_safe_s=safe_s)
+    return result
 
 
-def choose_best(trials: Sequence[Trial], at_most_s: float | None) -> Trial | None:
+def choose_best(trials: Trials, at_most_s: float | None) -> Trial | None:
     """Return the shortest of the trials that were about as fast as the fastest; None: none was measured.
 
     Shorter chunks are finished sooner, lose less to a kill, and leave memory to spare. What is longer than is safe does

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from badcjobs.model import FITS, NO_START, TOO_LONG, Chunk, ChunkResult, ChunkStarted, Trial, WorkerPlan
 from badcjobs.planning.probe_search import ProbeStep
@@ -17,7 +18,8 @@ from badcjobs.sources.audio_formats import NotWav, read_wav_header
 from badcjobs.sources.cutter import AudioCutter, CannotCut, open_audio, write_repeated
 from badcjobs.store.live_files import read_memory_peaks
 from badcjobs.task.records import Records
-from badcjobs.workers.retry import HOST_MEMORY, OUT_OF_MEMORY, RetryPolicy, classify
+from badcjobs.workers.error_patterns import classify
+from badcjobs.workers.policy import HOST_MEMORY, OUT_OF_MEMORY, RetryPolicy
 from badcjobs.workers.supervise import Supervisor
 from badcjobs.workers.worker_loop import BatchOver, Event
 
@@ -47,20 +49,19 @@ def is_too_short(trial: Trial, lanes: int, seconds: float) -> bool:
     return trial.outcome == FITS and was_a_guess and (trial.work_s or 0.0) < _TOO_SHORT * seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
+class Trouble(NamedTuple):
     """Something that did not work."""
 
     error_class: str
     error: str
     at_start: bool = False  # before the engine had anything to do with a chunk
     is_final: bool = True  # False: lost with others; the reason follows
+    batch_error_class: str | None = None  # of the batch that it was lost with
 
     @property
     def is_out_of_memory(self) -> bool:
-        """Whether the device's memory was the reason, by class or by message."""
-        in_message = f"({OUT_OF_MEMORY})" in self.error or classify(self.error) == OUT_OF_MEMORY
-        return self.error_class == OUT_OF_MEMORY or in_message
+        """Whether the device's memory was the reason, by class or by the engine's message."""
+        return OUT_OF_MEMORY in (self.error_class, self.batch_error_class, classify(self.error))
 
 
 class TrialEvents:
@@ -74,27 +75,29 @@ class TrialEvents:
 
     def note(self, event: Event) -> None:
         """Store an event of a worker."""
-        trouble = None
         if isinstance(event, ChunkStarted):
             self.begun_at_ms.append(event.at_ms)
         elif isinstance(event, ChunkResult) and event.ok:
             self.done.append(event)
+        elif self.closed:
+            return
         elif isinstance(event, ChunkResult):
-            trouble = Trouble(event.error_class or "", event.error or "", is_final=event.charged)
-        elif isinstance(event, BatchOver) and (broken := event.broken) is not None:
-            trouble = Trouble(broken.error_class, str(broken), at_start=broken.at_start)
-        if trouble is not None and not self.closed:
-            self._troubles.append(trouble)
+            error = event.error or ""
+            batch_error_class = event.batch_error_class
+            self._troubles.append(Trouble(event.error_class or "", error, False, event.charged, batch_error_class))
+        elif isinstance(event, BatchOver) and event.broken is not None:
+            broken = event.broken
+            self._troubles.append(Trouble(broken.error_class, str(broken), at_start=broken.at_start))
 
     @property
     def trouble(self) -> Trouble | None:
         """The failure that decides the trial: out of memory, else the first final one."""
-        ranked = sorted(self._troubles, key=lambda one: (not one.is_out_of_memory, not one.is_final))
-        return next((one for one in ranked if one.is_out_of_memory or one.is_final), None)
+        out_of_memory = [trouble for trouble in self._troubles if trouble.is_out_of_memory]
+        final = [trouble for trouble in self._troubles if trouble.is_final]
+        return next(iter(out_of_memory + final), None)
 
 
-@dataclass(frozen=True)
-class Bench:
+class Bench(NamedTuple):
     """What all trials of a probe have in common."""
 
     records: Records
@@ -121,21 +124,7 @@ class TrialRun:
         self._began_at_ms = self.bench.clock.now_ms()
         self._folder = self.bench.records.local.scratch / f"trial-{self.number}"
         self._folder.mkdir(parents=True)
-        way, chunks = "lean" if self.step.lean else "usual", list[Chunk]()
-        audio: dict[Path, Path] = {}  # chunks of one sound share it under names of their own, as some engines want it
-        for number in range(self.chunks_wanted):
-            sound = self.bench.sounds[number % len(self.bench.sounds)]
-            target = self._folder / f"{number:03d}.wav"
-            if sound in audio:
-                try:
-                    os.link(audio[sound], target)
-                except OSError:
-                    target.symlink_to(audio[sound])
-            else:
-                write_repeated(sound, self.step.length_s, target)
-                audio[sound] = target
-            name, length_ms = f"{self.number}-{way}-{self.step.length_s:g}s-{number}", round(self.step.length_s * 1000)
-            chunks.append(Chunk("probe", name, str(sound), str(target.absolute()), 0, length_ms))
+        chunks = self._make_chunks()
         self.bench.records.writer.fill(chunks, lambda rows: None)
         self._supervisor = Supervisor(
             self.bench.engine,
@@ -149,6 +138,27 @@ class TrialRun:
             listen=self.watch.note,
         )
         self._supervisor.start()
+
+    def _make_chunks(self) -> list[Chunk]:
+        """Make the audio; chunks of one sound share it under names of their own, as some engines want it."""
+        length_s = self.step.length_s
+        way = "lean" if self.step.lean else "usual"
+        audio: dict[Path, Path] = {}
+        chunks = []
+        for number in range(self.chunks_wanted):
+            sound = self.bench.sounds[number % len(self.bench.sounds)]
+            target = self._folder / f"{number:03d}.wav"
+            if sound not in audio:
+                write_repeated(sound, length_s, target)
+                audio[sound] = target
+            else:
+                try:
+                    os.link(audio[sound], target)
+                except OSError:
+                    target.symlink_to(audio[sound])
+            name = f"{self.number}-{way}-{length_s:g}s-{number}"
+            chunks.append(Chunk("probe", name, str(sound), str(target.absolute()), 0, round(length_s * 1000)))
+        return chunks
 
     def look(self, timeout_s: float) -> None:
         """Write down what there is; the first thing that does not work ends the trial."""
@@ -172,21 +182,25 @@ class TrialRun:
         trouble = self.watch.trouble
         if trouble is None and len(self.watch.done) < self.lanes:
             trouble = Trouble("no_output", "the engine ended without results")
+        done = len(self.watch.done)
         on_cpu = self.plans[0].device is None
-        if trouble is not None and not (trouble.is_out_of_memory or (on_cpu and trouble.error_class == HOST_MEMORY)):
-            return trouble
-        outcome = FITS if trouble is None else NO_START if trouble.at_start else TOO_LONG
-        work_s, rate = measure(self.watch.done, self.lanes) if trouble is None else (None, None)
+        if trouble is not None:
+            out_of_memory = trouble.is_out_of_memory or (on_cpu and trouble.error_class == HOST_MEMORY)
+            if not out_of_memory:
+                return trouble
+            outcome = NO_START if trouble.at_start else TOO_LONG
+            return Trial(self.step.length_s, self.step.lean, outcome, chunks=done, host_peak_bytes=self.host_peak_bytes)
+        work_s, rate = measure(self.watch.done, self.lanes)
         return Trial(
             self.step.length_s,
             self.step.lean,
-            outcome,
-            chunks=len(self.watch.done),
+            FITS,
+            chunks=done,
             work_s=work_s,
             times_real_time=rate,
-            peak_bytes=None if trouble is not None else self.host_peak_bytes if on_cpu else self._peak_bytes(),
+            peak_bytes=self.host_peak_bytes if on_cpu else self._peak_bytes(),
             host_peak_bytes=self.host_peak_bytes,
-            start_up_s=self.start_up_s if trouble is None else None,
+            start_up_s=self.start_up_s,
         )
 
     @property
@@ -197,10 +211,12 @@ class TrialRun:
 
     def _peak_bytes(self) -> int | None:
         """Return the most memory in use while chunks were worked on; None: there was no reading in that time."""
-        device_id, done = self.plans[0].device_id, self.watch.done
-        from_ms, to_ms = min(one.started_at_ms for one in done), max(one.ended_at_ms for one in done)
-        peaks = read_memory_peaks(self.bench.records.readings_at_hand(), from_ms, to_ms)
-        return None if device_id is None else peaks.get(device_id)
+        device_id = self.plans[0].device_id
+        if device_id is None:
+            return None
+        from_ms = min(result.started_at_ms for result in self.watch.done)
+        to_ms = max(result.ended_at_ms for result in self.watch.done)
+        return read_memory_peaks(self.bench.records.readings_at_hand(), from_ms, to_ms).get(device_id)
 
 
 def measure(done: Sequence[ChunkResult], lanes: int) -> tuple[float | None, float | None]:
@@ -209,11 +225,14 @@ def measure(done: Sequence[ChunkResult], lanes: int) -> tuple[float | None, floa
     From the end of the first round on, which warms up; from the first begin where there is no second round, or where
     engines report nothing before their whole batch is done.
     """
-    counted, from_ms = sorted(done, key=lambda one: one.ended_at_ms), min(one.started_at_ms for one in done)
-    first_end_ms, last_end_ms = counted[0].ended_at_ms, counted[-1].ended_at_ms
+    counted = sorted(done, key=lambda result: result.ended_at_ms)
+    from_ms = min(result.started_at_ms for result in done)
+    first_end_ms = counted[0].ended_at_ms
+    last_end_ms = counted[-1].ended_at_ms
     later = counted[lanes:]
-    if len(later) >= lanes and all(one.started_at_ms >= first_end_ms - _SAME_MOMENT_MS for one in later):
-        counted, from_ms = later, counted[lanes - 1].ended_at_ms
+    if len(later) >= lanes and all(result.started_at_ms >= first_end_ms - _SAME_MOMENT_MS for result in later):
+        from_ms = counted[lanes - 1].ended_at_ms
+        counted = later
     work_s = (last_end_ms - from_ms) / 1000
     audio_s = sum(result.chunk.audio_s or 0.0 for result in counted)
     return work_s, round(audio_s / work_s, 2) if work_s > 0 else None
@@ -224,25 +243,30 @@ def measure(done: Sequence[ChunkResult], lanes: int) -> tuple[float | None, floa
 
 def prepare_sounds(paths: Sequence[Path], cutter: AudioCutter, folder: Path, longest_s: float) -> list[Path]:
     """Return the audio as WAV files, decoded as far as a trial needs it; all mistakes are named at once."""
-    sounds, mistakes = [], []
+    sounds = []
+    mistakes = []
     for number, path in enumerate(paths):
-        sound = path
         try:
-            with open_audio(path) as file:
-                header = read_wav_header(file)
-            if header.frames == 0:
-                mistakes.append(f"{path} has no audio in it")
+            sounds.append(_prepare_sound(path, cutter, folder / f"sound-{number}.wav", longest_s))
         except IsADirectoryError:
             mistakes.append(f"{path} is a folder; name a recording in it")
         except OSError as error:
             mistakes.append(f"{path} cannot be read: {error.strerror}")
-        except NotWav as problem:
-            try:
-                sound = folder / f"sound-{number}.wav"
-                cutter.cut(path, 0.0, longest_s, sound)
-            except (CannotCut, NotWav, OSError) as error:
-                mistakes.append(f"{path} cannot be read: {problem}; other formats need ffmpeg on PATH ({error})")
-        sounds.append(sound)
+        except (CannotCut, NotWav) as error:
+            mistakes.append(str(error))
     fix = "badcjobs probe RECORDING.wav   (one of your own recordings; it is repeated where it is too short)"
     refuse(mistakes, fix, "this audio cannot be used")
     return sounds
+
+
+def _prepare_sound(path: Path, cutter: AudioCutter, target: Path, longest_s: float) -> Path:
+    """Return a recording itself if it is WAV, else decoded."""
+    try:
+        with open_audio(path) as file:
+            header = read_wav_header(file)
+    except NotWav:
+        cutter.cut(path, 0.0, longest_s, target)
+        return target
+    if header.frames == 0:
+        raise NotWav(f"{path} has no audio in it")
+    return path

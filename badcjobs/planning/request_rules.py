@@ -10,12 +10,14 @@ from functools import partial
 
 from badcjobs.cluster.nodes import UNTYPED, Node, largest_size
 from badcjobs.cluster.sbatch_options import parse_gpus, try_parse
+from badcjobs.model import Billing
 from badcjobs.planning.findings import Advice, Cases, Remark, apply_rules, fine_if, problem_if, rules, warning_if
 from badcjobs.planning.preflight_facts import PreflightFacts
 from badcjobs.report.rules import PROBLEM, WARNING
-from badcjobs.report.words import clock, count, number
 from badcjobs.settings import nearest
+from badcjobs.words import clock, count, first_names, number
 
+_UNITS = (("GPUs", "GPUs"), ("cores", "cores"), ("memory", "GB of memory"))  # subject → its unit
 _MUCH_LESS = 0.8  # of the bill: a request that saves less is no better
 _ENOUGH = "what the workers may need"
 _AGAIN = "   (what is left is done when you submit it again)"
@@ -27,9 +29,11 @@ _PERHAPS_LATER = ("node configuration is not available", "nodes are busy", "not 
 
 def check_request(facts: PreflightFacts) -> Iterator[Remark]:
     """Check the request; ``sbatch --test-only`` decides about names, because sinfo may hide some."""
-    found = list(apply_rules(REQUEST if facts.trial == () else (*REQUEST, NAMES), facts))
-    yield from found
-    if facts.trial == () or not any(one.severity == PROBLEM and one.subject in _EXPLAINED for one in found):
+    rules_of_names = () if facts.trial == () else (NAMES,)
+    remarks = list(apply_rules((*REQUEST, *rules_of_names), facts))
+    yield from remarks
+    explained = any(remark.severity == PROBLEM and remark.subject in _EXPLAINED for remark in remarks)
+    if facts.trial == () or not explained:
         yield from _SBATCH(facts)
 
 
@@ -38,10 +42,12 @@ def check_request(facts: PreflightFacts) -> Iterator[Remark]:
 
 def _array(facts: PreflightFacts) -> Cases:
     """Compare the array with what the site and this Slurm allow."""
-    asked, site, slurm = facts.asked, facts.site, facts.slurm
-    if asked.tasks is None:
+    tasks = facts.asked.tasks
+    if tasks is None:
         return
-    last = asked.tasks - 1 if asked.last_index is None else asked.last_index
+    site = facts.site
+    slurm = facts.slurm
+    last = tasks - 1 if facts.asked.last_index is None else facts.asked.last_index
     if site.array_tasks:
         yield {"limit": site.array_tasks, "who": f"{site.name} allows", "last": 0}
     if slurm and slurm.max_array_size:
@@ -50,42 +56,56 @@ def _array(facts: PreflightFacts) -> Cases:
 
 def _spacing(facts: PreflightFacts) -> Cases:
     """Check that tasks can know their place in the array; a run that has begun already knows it."""
-    script, start = facts.script, facts.start
+    start = facts.start
     if facts.has_begun or facts.asked.array_range is None:
         return
-    if (script is not None and start is None) or (start and "shard" in start.named):
+    if facts.script is not None and start is None:
         return
-    if facts.out is not None and not (start and start.hidden):
-        yield {"severity": PROBLEM, "outcome": "all of them would end at once, without knowing their shares"}
-    else:
+    if start is not None and "shard" in start.named:
+        return
+    may_have_begun = facts.out is None or (start is not None and start.hidden)
+    if may_have_begun:
         yield {"severity": WARNING, "outcome": "they know their shares only in a run that has begun already"}
+    else:
+        yield {"severity": PROBLEM, "outcome": "all of them would end at once, without knowing their shares"}
 
 
 def _gpu_hours(facts: PreflightFacts) -> Cases:
     """Multiply tasks, GPUs and time: a cap counts what runs and waits together."""
-    asked, site, tasks = facts.asked, facts.site, facts.asked.tasks or 1
-    if not asked.gpus_per_task or (asked.time_s is None and not (asked.no_time_limit and site.gpu_hours)):
+    asked = facts.asked
+    site = facts.site
+    tasks = asked.tasks or 1
+    is_limited = asked.time_s is not None or bool(asked.no_time_limit and site.gpu_hours)
+    if not asked.gpus_per_task or not is_limited:
         return
     hours = (asked.time_s or 0) / 3600
     total = tasks * asked.gpus_per_task * hours
-    cap = f"{site.name} allows {site.gpu_hours:,.0f} running and queued together" if site.gpu_hours else ""
+    shown = f"{total:,.0f}" if total >= 10 else f"{total:.2g}"
+    cap = "no cap is known"
+    within_cap = ""
+    if site.gpu_hours:
+        cap = f"{site.name} allows {site.gpu_hours:,.0f} running and queued together"
+        within_cap = _within_cap(facts, hours or None, site.gpu_hours)
     yield {
         "total": total,
         "said": f"{count(tasks, 'task')} × {count(asked.gpus_per_task, 'GPU')}",
-        "product": f" × {hours:,.4g} h = {total:{',.0f' if total >= 10 else '.2g'}} GPU-hours",
-        "cap": cap or "no cap is known",
-        "within_cap": _within_cap(facts, hours or None, site.gpu_hours) if site.gpu_hours else "",
+        "product": f" × {hours:,.4g} h = {shown} GPU-hours",
+        "cap": cap,
+        "within_cap": within_cap,
     }
 
 
 def _within_cap(facts: PreflightFacts, hours: float | None, cap: float) -> str:
     """Return a shorter time where it is still worth a start, else fewer tasks: either way the rest is done later."""
-    asked, gpus = facts.asked, facts.asked.gpus_per_task or 1
-    minutes = int(min(cap / ((asked.tasks or 1) * gpus), facts.site.time_h or cap) * 60)
+    asked = facts.asked
+    gpus = asked.gpus_per_task or 1
+    fitting_h = cap / ((asked.tasks or 1) * gpus)
+    minutes = int(60 * min(fitting_h, facts.site.time_h or cap))
     if minutes >= 60 or (asked.tasks is None and minutes):
         return f"#SBATCH --time={clock(60 * minutes)}{_AGAIN}"
     tasks = max(1, int(cap / (gpus * (hours or 1))))
-    return f"#SBATCH --array=0-{tasks - 1}{'' if hours else ' --time=1:00:00'}{_AGAIN}"
+    time = "" if hours else " --time=1:00:00"
+    return f"#SBATCH --array=0-{tasks - 1}{time}{_AGAIN}"
 
 
 def _time(facts: PreflightFacts) -> Cases:
@@ -94,7 +114,8 @@ def _time(facts: PreflightFacts) -> Cases:
 
 
 def _shares(facts: PreflightFacts) -> Cases:
-    tasks, source = facts.asked.tasks, facts.source
+    tasks = facts.asked.tasks
+    source = facts.source
     if tasks is not None and source is not None:
         yield {"idle": tasks - source.chunks, "busy": max(1, source.chunks), "listed": source.manifests_listed}
 
@@ -166,84 +187,124 @@ _ARRAY_AND_TIME = (
 
 def _node(facts: PreflightFacts) -> Cases:
     """Compare what a task wants of one node with a node of the site; Slurm is asked for what its file does not have."""
-    asked, site = facts.asked, facts.site
+    asked = facts.asked
     of_site, of_slurm = _node_sizes(facts)
-    wanted = (asked.gpus_per_node, asked.cpus_per_node, asked.memory_gb_per_node)
-    units = ("GPUs", "cores", "GB of memory")
-    for many, unit, in_file, there in zip(wanted, units, of_site, of_slurm, strict=True):
-        most = there if in_file is None else in_file
-        if many is None or most is None or many <= most:
+    sizes = zip(_UNITS, (asked.gpus_per_node, asked.cpus_per_node, asked.memory_gb_per_node), strict=True)
+    for (subject, unit), wanted in sizes:
+        most = of_site[subject]
+        whose = facts.site.name
+        if most is None:
+            most = of_slurm[subject]
+            whose = _reached(facts)[0]
+        if wanted is None or most is None or wanted <= most:
             continue
-        fixes = {
-            "GPUs": f"#SBATCH --gpus-per-node={most}   (more: badcjobs template multinode)",
-            "cores": f"#SBATCH --cpus-per-task={most}",
-            "memory": f"#SBATCH --mem={most:.0f}G" if most == int(most) else f"#SBATCH --mem={int(most * 1024)}M",
-        }
-        if site.billing and 0 < facts.needed_gb <= most:  # not what would cost too much then
-            fixes["memory"] = f"#SBATCH --mem={facts.needed_gb}G   ({_ENOUGH})"
-        subject = unit.split()[-1]
-        fix = fixes[subject] if most else "sinfo -N -O NodeList,Partition,Gres   (where are GPUs?)"
-        whose = _reached(facts)[0] if in_file is None else site.name
-        yield {"subject": subject, "wanted": many, "unit": unit, "whose": whose, "most": most, "fix": fix}
+        fix = _most_line(facts, subject, most)
+        yield {"subject": subject, "wanted": wanted, "unit": unit, "whose": whose, "most": most, "fix": fix}
 
 
-def _node_sizes(facts: PreflightFacts) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
+def _most_line(facts: PreflightFacts, subject: str, most: float) -> str:
+    """Return the line that asks for the most that a node has."""
+    if not most:
+        return "sinfo -N -O NodeList,Partition,Gres   (where are GPUs?)"
+    if subject == "GPUs":
+        return f"#SBATCH --gpus-per-node={most}   (more: badcjobs template multinode)"
+    if subject == "cores":
+        return f"#SBATCH --cpus-per-task={most}"
+    if facts.site.billing and 0 < facts.needed_gb <= most:  # not what would cost too much then
+        return f"#SBATCH --mem={facts.needed_gb}G   ({_ENOUGH})"
+    if most == int(most):
+        return f"#SBATCH --mem={most:.0f}G"
+    return f"#SBATCH --mem={int(most * 1024)}M"
+
+
+def _node_sizes(facts: PreflightFacts) -> tuple[dict[str, float | None], dict[str, float | None]]:
     """Return GPUs, cores and memory in GB of a node: by the file of the site, and by Slurm."""
-    size = None if facts.cluster is None else largest_size(facts.cluster, facts.asked.partition)
-    gpus, cores, memory_mib = size or (None, None, None)
     site = facts.site
-    return (site.node_gpus, site.node_cpus, site.node_memory_gb), (gpus, cores, memory_mib and memory_mib / 1024)
+    of_site = {"GPUs": site.node_gpus, "cores": site.node_cpus, "memory": site.node_memory_gb}
+    size = facts.cluster and largest_size(facts.cluster, facts.asked.partition)
+    gpus, cores, memory_mib = size or (None, None, None)
+    return of_site, {"GPUs": gpus, "cores": cores, "memory": memory_mib and memory_mib / 1024}
 
 
 def _spread(facts: PreflightFacts) -> Cases:
     """Check that a task of several nodes is started on all of them: the script itself runs on the first."""
-    asked, script = facts.asked, facts.script
+    asked = facts.asked
+    script = facts.script
     nodes = asked.nodes
     if nodes is None and asked.gpus_per_task:
         on_one = asked.gpus_per_node or facts.site.node_gpus
-        nodes = -(-asked.gpus_per_task // on_one) if on_one else 1
-    if script and script.start and (nodes or 1) > 1 and not any(one.spread for one in script.starts):
+        nodes = math.ceil(asked.gpus_per_task / on_one) if on_one else 1
+    if script and script.start and (nodes or 1) > 1 and not any(call.spread for call in script.starts):
         yield {"needed": nodes}
 
 
 def _billing(facts: PreflightFacts) -> Cases:
     """Show what a task is billed, and whether memory or cores cost more than its GPUs for no good reason."""
-    asked, site = facts.asked, facts.site
-    if site.billing is None or not asked.gpus_per_task or asked.exclusive:
+    asked = facts.asked
+    billing = facts.site.billing
+    if billing is None or not asked.gpus_per_task or asked.exclusive:
         return
-    nodes, billing = asked.nodes or 1, site.billing
-    _, most_cpus, most_gb = [one or other or math.inf for one, other in zip(*_node_sizes(facts), strict=True)]
+    nodes = asked.nodes or 1
+    most_cpus = _most_of_node(facts, "cores")
+    most_gb = _most_of_node(facts, "memory")
     all_of_it = asked.memory_gb_per_node == 0
-    on_a_node_gb = most_gb if all_of_it and most_gb < math.inf else asked.memory_gb_per_node
-    names = ("GPU" if asked.gpus_per_task == 1 else "GPUs", "GB", "core" if asked.cpus == 1 else "cores")
-    weights = (billing.gpu, billing.memory_gb, billing.cpu)
-    amounts = (asked.gpus_per_task, nodes * (on_a_node_gb or 0.0), asked.cpus or 0)
-    units = billing.per_hour(*amounts)
-    gpus, memory, cores = costs = [amount * weight for amount, weight in zip(amounts, weights, strict=True)]
-    parts = [
-        f"{round(amount, 2):g} {name} × {weight:g} = {round(cost, 2):g}"
-        for amount, name, weight, cost in zip(amounts, names, weights, costs, strict=True)
-        if cost
-    ]
-    total = f"{'the largest counts' if billing.rule == 'max' else 'they add up'}: {units:g} an hour for each task"
-    per = "" if facts.rate is None else "; per 1,000 audio-hours: not known, no speed is measured"
-    if facts.rate:
-        start_up = "with" if facts.source and facts.source.audio_s else "without"
-        per = f"; per 1,000 audio-hours: about {number(1000 * units * facts.task_hours)}, {start_up} start-up, at"
-        per += f" {number(facts.rate)} audio-hours per GPU-hour"
-    enough_gb, cpus = int(min(facts.needed_gb, most_gb)), min(asked.cpus or 0, nodes * most_cpus)  # more are refused
-    now, then = (billing.per_hour(asked.gpus_per_task, nodes * (gb or 0), cpus) for gb in (on_a_node_gb, enough_gb))
-    paid = max(gpus, memory if billing.rule == "max" else 0.0)
-    cores_paid = int(min(max(paid / (billing.cpu or math.inf) / nodes, facts.workers or 1), most_cpus))
+    node_gb = asked.memory_gb_per_node or 0.0
+    if all_of_it and most_gb < math.inf:
+        node_gb = most_gb
+
+    def cost(memory_gb: float, cores: float) -> float:
+        return billing.per_hour(asked.gpus_per_task or 0, nodes * memory_gb, cores)
+
+    gpus_cost = asked.gpus_per_task * billing.gpu
+    memory_cost = nodes * node_gb * billing.memory_gb
+    cores_cost = (asked.cpus or 0) * billing.cpu
+    enough_gb = int(min(facts.needed_gb, most_gb))  # more is refused
+    cpus = min(asked.cpus or 0, nodes * most_cpus)
+    now = cost(node_gb, cpus)
+    then = cost(enough_gb, cpus)
+    saves = then < now if all_of_it else then <= _MUCH_LESS * now
+    paid = max(gpus_cost, memory_cost if billing.rule == "max" else 0.0)
+    cores_for_paid = paid / billing.cpu / nodes if billing.cpu else 0.0
+    cores_paid = int(min(max(cores_for_paid, facts.workers or 1), most_cpus))
     yield {
-        "memory_times": memory / gpus if gpus else 0.0,
-        "cores_times": cores / gpus if gpus else 0.0,
-        "too_much": facts.needed_gb and memory > gpus > 0 and (then < now if all_of_it else then <= _MUCH_LESS * now),
-        "too_many": cores > paid and gpus and (asked.cpus or 0) > nodes * cores_paid,
+        "memory_times": memory_cost / gpus_cost if gpus_cost else 0.0,
+        "cores_times": cores_cost / gpus_cost if gpus_cost else 0.0,
+        "too_much": facts.needed_gb and memory_cost > gpus_cost > 0 and saves,
+        "too_many": cores_cost > paid and gpus_cost and (asked.cpus or 0) > nodes * cores_paid,
         "cores_paid": cores_paid,
         "enough": enough_gb,
-        "bill": f"{', '.join(parts)}; {total}{per}",
+        "bill": _bill_text(facts, billing, nodes * node_gb),
     }
+
+
+def _most_of_node(facts: PreflightFacts, subject: str) -> float:
+    of_site, of_slurm = _node_sizes(facts)
+    return of_site[subject] or of_slurm[subject] or math.inf
+
+
+def _bill_text(facts: PreflightFacts, billing: Billing, memory_gb: float) -> str:
+    """Return the parts of a task's bill, their sum, and the cost of 1,000 audio-hours."""
+    asked = facts.asked
+    gpus = asked.gpus_per_task or 0
+    amounts = (
+        (gpus, "GPU" if gpus == 1 else "GPUs", billing.gpu),
+        (memory_gb, "GB", billing.memory_gb),
+        (asked.cpus or 0, "core" if asked.cpus == 1 else "cores", billing.cpu),
+    )
+    parts = []
+    for amount, name, weight in amounts:
+        if amount * weight:
+            parts.append(f"{round(amount, 2):g} {name} × {weight:g} = {round(amount * weight, 2):g}")
+    units = billing.per_hour(gpus, memory_gb, asked.cpus or 0)
+    rule = "the largest counts" if billing.rule == "max" else "they add up"
+    text = f"{', '.join(parts)}; {rule}: {units:g} an hour for each task"
+    if facts.rate is None:
+        return text
+    if not facts.rate:
+        return f"{text}; per 1,000 audio-hours: not known, no speed is measured"
+    start_up = "with" if facts.source and facts.source.audio_s else "without"
+    about = f"about {number(1000 * units * facts.task_hours)}, {start_up} start-up"
+    return f"{text}; per 1,000 audio-hours: {about}, at {number(facts.rate)} audio-hours per GPU-hour"
 
 
 BILLING = rules("billing", _billing)(
@@ -345,7 +406,6 @@ REQUEST = (*_ARRAY_AND_TIME, *_NODES_AND_COST, *_PAYING)
 # --- names, and the answer of sbatch ----------------------------------------------------------------------------------
 
 _MANY = 8  # names in one sentence
-_NO_NAME = "()[]&|,"
 
 
 def _reached(facts: PreflightFacts) -> tuple[str, list[Node]]:
@@ -358,31 +418,41 @@ def _reached(facts: PreflightFacts) -> tuple[str, list[Node]]:
 
 def _names(facts: PreflightFacts) -> Cases:
     """Compare the names in a request with those that sinfo shows."""
-    asked, cluster = facts.asked, facts.cluster
+    asked = facts.asked
+    cluster = facts.cluster
     if cluster is None:
         return
     whose, reached = _reached(facts)
-    partitions, nodes = ([one.name for one in names] for names in (cluster.partitions, cluster.nodes))
-    kinds = sorted({one.kind for node in reached for one in node.gpus} - {UNTYPED})
-    features = sorted({word for node in reached for word in node.features})
-    of_all = features if whose == "this Slurm" else []  # else it may be that of another partition
-    wanted = re.sub(r"\*\d+", "", asked.constraint or "").translate(dict.fromkeys(map(ord, _NO_NAME), " ")).split()
+    partitions = [partition.name for partition in cluster.partitions]
     for name in _missing((asked.partition or "").split(","), partitions):
         fix = _other("partition", asked.partition, name, partitions, "sinfo -s")
         yield _absent("partition", f"this Slurm has no partition {name}", partitions, fix)
-    for name in _missing(wanted, features):
+
+    features = sorted({feature for node in reached for feature in node.features})
+    of_all = features if whose == "this Slurm" else []  # else it may be that of another partition
+    constraint = re.sub(r"\*\d+", "", asked.constraint or "")
+    for name in _missing(re.split(r"[()\[\]&|,\s]+", constraint), features):
         fix = _other("constraint", asked.constraint, name, of_all, "sinfo -N -O NodeList,Partition,Features")
         yield _absent("constraint", f"no node of {whose} has the feature {name}", features, fix)
+
+    kinds = sorted({count.kind for node in reached for count in node.gpus} - {UNTYPED})
     for option in asked.gpu_options:
-        name, _, text = option.partition("=")
-        parts = try_parse([], partial(parse_gpus, text, gres=name == "--gres")) or []
-        for kind in [kind for kind, _ in parts if kind and kind.lower() not in kinds]:
+        for kind in _missing_kinds(option, kinds):
             right = re.sub(rf"\b{re.escape(kind)}:(?=\d)|:{re.escape(kind)}$", "", option)
             fix = f"#SBATCH {right}   (of any kind)"
             yield _absent("GPUs", f"no node of {whose} has a GPU of kind {kind}", kinds, fix)
+
+    nodes = [node.name for node in cluster.nodes]
     for name in _missing(asked.node_names, nodes):
         fix = "sinfo -N   (which nodes are there? or leave --nodelist and --exclude out)"
         yield _absent("nodes", f"this Slurm has no node {name}", nodes, fix)
+
+
+def _missing_kinds(option: str, kinds: Sequence[str]) -> list[str]:
+    """Return the kinds of GPUs in an option that no node has."""
+    name, _, text = option.partition("=")
+    parts = try_parse([], partial(parse_gpus, text, gres=name == "--gres")) or []
+    return [kind for kind, _ in parts if kind and kind.lower() not in kinds]
 
 
 def _missing(wanted: Sequence[str], there: Sequence[str]) -> Iterator[str]:
@@ -390,14 +460,15 @@ def _missing(wanted: Sequence[str], there: Sequence[str]) -> Iterator[str]:
 
 
 def _absent(subject: str, what: str, names: Sequence[str], fix: str) -> dict[str, str]:
-    more = f" and {len(names) - _MANY:,} more" if len(names) > _MANY else ""
-    return {"subject": subject, "what": what, "there": ", ".join(names[:_MANY]) + more or "none", "fix": fix}
+    return {"subject": subject, "what": what, "there": first_names(names, _MANY) or "none", "fix": fix}
 
 
 def _other(option: str, value: str | None, wrong: str, known: Sequence[str], ask: str) -> str:
     """Return the line with the name that was probably meant, or with the only one; else how to find it."""
-    right = {one.lower(): one for one in known}.get(nearest(wrong.lower(), [one.lower() for one in known]) or "")
-    right = known[0] if len(known) == 1 else right
+    by_lower = {name.lower(): name for name in known}
+    right = by_lower.get(nearest(wrong.lower(), by_lower) or "")
+    if len(known) == 1:
+        right = known[0]
     if right is None:
         return f"{ask}   (which are there?)"
     line = re.sub(rf"(?<![\w.-]){re.escape(wrong)}(?![\w.-])", right, value or wrong)
@@ -409,14 +480,19 @@ def _tried(facts: PreflightFacts) -> Cases:
     if facts.trial is None:
         return
     refusal, *details = facts.trial or ("",)
-    later = any(words in refusal for words in _PERHAPS_LATER)
+    may_fit_later = any(words in refusal for words in _PERHAPS_LATER)
+    if not may_fit_later:
+        yield {"refusal": refusal, "severity": PROBLEM, "hint": "until it names a time", "details": details}
+        return
     all_work = facts.cluster is not None and all(node.works for node in _reached(facts)[1])
-    why = "; no node has all this together" + ("" if all_work else ", or such nodes are down now")
+    why = "no node has all this together"
+    if not all_work:
+        why += ", or such nodes are down now"
     yield {
-        "refusal": refusal + why if later else refusal,
-        "severity": WARNING if later and not all_work else PROBLEM,
-        "hint": "and: sinfo -R, badcjobs cluster" if later else "until it names a time",
-        "details": () if later else details,
+        "refusal": f"{refusal}; {why}",
+        "severity": PROBLEM if all_work else WARNING,
+        "hint": "and: sinfo -R, badcjobs cluster",
+        "details": (),
     }
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
-from badcjobs.cluster.job_script import CONTAINERS, SPREADING
 from badcjobs.planning.findings import (
     Advice,
     Cases,
@@ -29,11 +27,16 @@ _PUBLISHING_S = 5  # after the grace: the last publication
 
 def check_script(facts: PreflightFacts) -> Iterator[Remark]:
     """Check everything in the script itself."""
-    if (script := facts.script) is not None:
-        yield from (problem("script", f"{script.name}{one.text}", one.fix) for one in script.mistakes)
-        yield from (warning("script", f"{script.name}{one.text}", one.fix) for one in script.ignored)
-        yield from (problem("call", f"{script.name}{one.text}", one.fix) for one in script.wrong_calls)
-        yield from apply_rules(_STARTED if script.start else _NOT_STARTED, facts)
+    script = facts.script
+    if script is None:
+        return
+    for mistake in script.mistakes:
+        yield problem("script", f"{script.name}{mistake.text}", mistake.fix)
+    for mistake in script.ignored:
+        yield warning("script", f"{script.name}{mistake.text}", mistake.fix)
+    for mistake in script.wrong_calls:
+        yield problem("call", f"{script.name}{mistake.text}", mistake.fix)
+    yield from apply_rules(_STARTED if script.start else _NOT_STARTED, facts)
 
 
 # --- a script that starts badcjobs run --------------------------------------------------------------------------------
@@ -41,47 +44,40 @@ def check_script(facts: PreflightFacts) -> Iterator[Remark]:
 
 def _start(facts: PreflightFacts) -> Cases:
     """Look at the line that starts badcjobs, and at the signal before the time limit."""
-    script, start = facts.script, facts.start
+    script = facts.script
+    start = facts.start
     if script is None or start is None:
         return
-    signal, keeper = script.signal, start.keeper
-    behind = rf"(?:\S*/)?\b{keeper}\b.*?(?=\b(?:{'|'.join(CONTAINERS | SPREADING)})\b|\S*badcjobs)"
-    in_shell = [one for one in script.starts if not one.by_exec]
-    name = signal.signum.name.removeprefix("SIG") if signal else ""
+    signal = script.signal
     to_script = signal is not None and signal.to_script
-    who = f"--signal={'B:' if to_script else ''}{name}"
-    keeper_fate = f"is killed by {name} and does not pass it on" if signal else "does not pass on the early warning"
-    activated = keeper in ("conda", "mamba", "micromamba")
-    long_enough = (facts.asked.time_s or 0) > 2 * _GOOD_LEAD_S
+    prefix = "B:" if to_script else ""
+    name = ""
+    lead_s = 0
+    if signal is not None:
+        name = signal.signum.name.removeprefix("SIG")
+        lead_s = signal.lead_s
+    has_time = (facts.asked.time_s or 0) > 2 * _GOOD_LEAD_S
+    by_srun_alone = start.by_srun and not start.by_exec
+    in_shell = [call for call in script.starts if not call.by_exec]
     yield {
         "where": f"{script.name} line {start.line}",
         "in_shell": in_shell,
-        "lines": [str(one.line) for one in in_shell],
+        "lines": [str(call.line) for call in in_shell],
         "to_script": to_script,
         "severity": PROBLEM if to_script else WARNING,
         "fate": f"is killed by {name}" if to_script else "does not pass on Slurm's signals",
-        "keeper_severity": PROBLEM if signal else WARNING,
-        "keeper_fate": keeper_fate,
-        "without_keeper": f"exec {re.sub(behind, '', start.text, count=1).removeprefix('exec ')}",
-        "keeper_hint": f"behind a line with {keeper} activate" if activated else f"without {keeper} before it",
         "without_exec": start.text.removeprefix("exec "),
         "signal": signal,
         "name": name,
-        "said": f"{who}@{signal.lead_s if signal else 0}",
-        "good": f"{'' if start.by_srun and not start.by_exec else 'B:'}USR1@{_GOOD_LEAD_S}",
-        "longer": f"{who}@{_GOOD_LEAD_S}" if long_enough else "--time=1:00:00",
+        "said": f"--signal={prefix}{name}@{lead_s}",
+        "good": f"USR1@{_GOOD_LEAD_S}" if by_srun_alone else f"B:USR1@{_GOOD_LEAD_S}",
+        "longer": f"--signal={prefix}{name}@{_GOOD_LEAD_S}" if has_time else "--time=1:00:00",
     }
 
 
 _STARTED = (
     rules("start", _start)(
         fine_if("{where}: the script answers signals itself (trap)", when="script.traps_signals"),
-        Advice(
-            "{keeper_severity}",
-            "{where} starts badcjobs behind {start.keeper}, which {keeper_fate}",
-            "{without_keeper}   ({keeper_hint})",
-            when="start.keeper",
-        ),
         fine_if("{where} starts badcjobs with exec", when=lambda f: not f.in_shell),
         fine_if("{where} starts badcjobs with srun", when=lambda f: f.start.by_srun and not f.to_script),
         problem_if(
@@ -133,13 +129,16 @@ _STARTED = (
 
 
 def _not_started(facts: PreflightFacts) -> Cases:
-    if (script := facts.script) is not None:
-        dependency, merges = script.options.get("dependency", ""), "merge" in {call.command for call in script.calls}
-        yield {
-            "dependency": dependency if merges and "afterok:" in dependency else None,
-            "right": dependency.replace("afterok:", "afterany:"),
-            "unread": [str(line) for line in script.unread],
-        }
+    script = facts.script
+    if script is None:
+        return
+    dependency = script.options.get("dependency", "")
+    merges = any(call.command == "merge" for call in script.calls)
+    yield {
+        "dependency": dependency if merges and "afterok:" in dependency else None,
+        "right": dependency.replace("afterok:", "afterany:"),
+        "unread": [str(line) for line in script.unread],
+    }
 
 
 _NOT_STARTED = (
@@ -155,6 +154,7 @@ _NOT_STARTED = (
         fine_if(
             "not checked: line {unread:list} of {script.name} names badcjobs in a way that cannot be read here",
             when=lambda f: f.unread and not f.script.wrong_calls,
+            checked=False,
         ),
         warning_if(
             "{script.name} does not start badcjobs run itself",
@@ -170,8 +170,10 @@ _NOT_STARTED = (
 
 def _grace(facts: PreflightFacts) -> Cases:
     """Compare what running chunks get after TERM with what Slurm gives before KILL; a merge has no chunk to end."""
-    script, kill_wait_s = facts.script, facts.slurm.kill_wait_s if facts.slurm else None
-    if kill_wait_s is not None and (script is None or script.start is not None or script.unread):
+    kill_wait_s = None if facts.slurm is None else facts.slurm.kill_wait_s
+    script = facts.script
+    has_chunks = script is None or script.start is not None or bool(script.unread)
+    if kill_wait_s is not None and has_chunks:
         yield {"shorter_s": max(0, kill_wait_s - _PUBLISHING_S)}
 
 
@@ -183,17 +185,21 @@ def _unloaded(facts: PreflightFacts) -> Cases:
 
 
 def _modules(facts: PreflightFacts) -> Cases:
-    if (found := facts.modules) is None or not found.wanted:
+    modules = facts.modules
+    if modules is None or not modules.wanted:
         return
-    missing = [one for one in found.wanted if not any(f"{there}/".startswith(f"{one}/") for there in found.loaded)]
-    unseen = facts.script.set_up_by if facts.script else None
-    said = f": {found.said}" if found.said else ""
+    loaded = [f"{module}/" for module in modules.loaded]
+    missing = [module for module in modules.wanted if not any(one.startswith(f"{module}/") for one in loaded)]
+    message = f": {modules.said}" if modules.said else ""
+    unseen = None if facts.script is None else facts.script.set_up_by
+    if unseen:
+        message += f" (tested here without the script's {unseen})"
     yield {
-        "line": f"module load {' '.join(found.wanted)}",
+        "line": f"module load {' '.join(modules.wanted)}",
         "missing": missing,
-        "said": f"{said} (tested here without the script's {unseen})" if unseen else said,
+        "said": message,
         "severity": WARNING if unseen else PROBLEM,
-        "first": "".join(missing[:1]).partition("/")[0],
+        "first": missing[0].partition("/")[0] if missing else "",
     }
 
 

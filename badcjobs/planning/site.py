@@ -16,7 +16,8 @@ from badcjobs.devices.listing import list_granted
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import Billing
 from badcjobs.project import Project
-from badcjobs.settings import OPTIONS_ONLY, SETTINGS, Setting, read_toml, to_toml
+from badcjobs.seams import Environ
+from badcjobs.settings import OPTIONS_ONLY, SETTINGS, Setting, read_toml, refuse, to_toml
 from badcjobs.trust import Trust
 
 Weight = float  # may be 0
@@ -54,17 +55,20 @@ class Site:
     @property
     def billing(self) -> Billing | None:
         """How it bills; None: not in its file."""
-        gpu, memory_gb, cpu = (one or 0.0 for one in (self.bill_gpu, self.bill_memory_gb, self.bill_cpu))
-        return Billing(gpu, memory_gb, cpu, self.bill_rule) if gpu or memory_gb or cpu else None
+        if not (self.bill_gpu or self.bill_memory_gb or self.bill_cpu):
+            return None
+        return Billing(self.bill_gpu or 0.0, self.bill_memory_gb or 0.0, self.bill_cpu or 0.0, self.bill_rule)
 
     @property
     def cores_per_gpu(self) -> int | None:
         """The cores of a node for each of its GPUs."""
-        return max(1, self.node_cpus // self.node_gpus) if self.node_cpus and self.node_gpus else None
+        if not self.node_cpus or not self.node_gpus:
+            return None
+        return max(1, self.node_cpus // self.node_gpus)
 
 
 # table of the file → its keys, each with the field of Site
-_TABLES: dict[str, dict[str, str]] = {
+_TABLES = {
     "limits": {key: key for key in ("array_tasks", "queued_jobs", "gpu_hours", "time_h", "files", "space_tb")},
     "node": {key: f"node_{key}" for key in ("gpus", "cpus", "memory_gb")},
     "folders": {key: key for key in ("read_only", "writable", "no_submit", "node_local", "example", "cache")},
@@ -96,12 +100,12 @@ def find_site(name: str | None, cwd: Path, option: str = "--site ", trust: Trust
         path = cwd / name
     else:
         path = resources.folder("sites") / f"{name}.toml"
-        known = sorted(one.stem for one in path.parent.glob("*.toml"))
-        if name not in known:
+        names = sorted(file.stem for file in path.parent.glob("*.toml"))
+        if name not in names:
             raise BadInput(
                 f"there is no site {name!r}",
-                why=f"sites are {', '.join(known)}, or a file whose name ends in .toml",
-                fix=f"the same command with {option}{known[0]}   (or ./{name}.toml; see badcjobs guide sockeye)",
+                why=f"sites are {', '.join(names)}, or a file whose name ends in .toml",
+                fix=f"the same command with {option}{names[0]}   (or ./{name}.toml; see badcjobs guide sockeye)",
             )
     if not path.exists():
         raise BadInput(f"{path} does not exist", fix="badcjobs guide sockeye   (how to write a site file)")
@@ -132,27 +136,33 @@ def parse_site(document: Mapping[str, Any], where: str) -> Site:
         elif not isinstance(content, dict):
             mistakes.append(f"{table} must be a table: [{table}]")
         else:
-            for key, value in content.items():
-                if key not in _TABLES[table]:
-                    mistakes.append(f"[{table}] {key}: unknown key; known are {', '.join(_TABLES[table])}")
-                    continue
-                name = _TABLES[table][key]
-                words, fits = _KINDS[re.split(r"\W", str(_FIELDS[name].type))[0]]
-                if fits(value):
-                    values[name] = tuple(value) if isinstance(value, list) else value
-                else:
-                    mistakes.append(f"[{table}] {key} = {value!r} must be {words}")
+            values |= _parse_table(table, content, mistakes)
     if "name" not in document:
         mistakes.append("name is missing")
     if "billing" in document and not mistakes and Site("", **values).billing is None:
         mistakes.append("[billing] has no weight above 0")
-    if mistakes:
-        raise BadInput(
-            mistakes[0] if len(mistakes) == 1 else f"{where} has {len(mistakes)} mistakes",
-            why=f"in the site file {where}" if len(mistakes) == 1 else "\n".join(mistakes),
-            fix="badcjobs guide sockeye   (all keys of a site file)",
-        )
+
+    fix = "badcjobs guide sockeye   (all keys of a site file)"
+    if len(mistakes) == 1:
+        raise BadInput(mistakes[0], why=f"in the site file {where}", fix=fix)
+    refuse(mistakes, fix, f"{where} has {len(mistakes)} mistakes")
     return Site(name=document["name"], **values)
+
+
+def _parse_table(table: str, content: Mapping[str, Any], mistakes: list[str]) -> dict[str, Any]:
+    """Return the values of a table by the fields of Site; add wrong ones to ``mistakes``."""
+    values: dict[str, Any] = {}
+    for key, value in content.items():
+        if key not in _TABLES[table]:
+            mistakes.append(f"[{table}] {key}: unknown key; known are {', '.join(_TABLES[table])}")
+            continue
+        field = _TABLES[table][key]
+        requirement, fits = _KINDS[re.split(r"\W", str(_FIELDS[field].type))[0]]
+        if fits(value):
+            values[field] = tuple(value) if isinstance(value, list) else value
+        else:
+            mistakes.append(f"[{table}] {key} = {value!r} must be {requirement}")
+    return values
 
 
 # --- badcjobs init: what is here, as a commented badcjobs.toml ------------------------------------------------------
@@ -168,42 +178,46 @@ _HEAD = """\
 Values = dict[str, dict[str, Any]]  # by table and key
 
 
-def find_here(environ: Mapping[str, str], cwd: Path, site: str | None) -> tuple[list[tuple[str, str]], Values]:
+def find_here(environ: Environ, cwd: Path, site: str | None) -> tuple[list[tuple[str, str]], Values]:
     """Find the site, Slurm, the GPUs and HawkEars; return sentences for the user, and values of settings."""
     path = environ.get("PATH")
     values: Values = {"": {}, "run": {}, "submit": {}}
-    words = []
+    sentences = []
     name = site or _known_site()
     if name is not None:
         rules = find_site(name, cwd)
         values[""]["site"] = name
         if rules.node_gpus is not None:
             values["submit"]["gpus_per_task"] = rules.node_gpus
-        setup = [f"module load {' '.join(rules.modules)}"] if rules.modules else []
-        if setup := [*setup, *([f'export XDG_CACHE_HOME="{rules.cache}"'] if rules.cache else [])]:
+        setup = []
+        if rules.modules:
+            setup.append(f"module load {' '.join(rules.modules)}")
+        if rules.cache:
+            setup.append(f'export XDG_CACHE_HOME="{rules.cache}"')
+        if setup:
             values["submit"]["setup"] = setup
-        words.append(("site", rules.name))
+        sentences.append(("site", rules.name))
     if shutil.which("sbatch", path=path) is not None:
-        words.append(("Slurm", "sbatch found: badcjobs submit makes a job array"))
+        sentences.append(("Slurm", "sbatch found: badcjobs submit makes a job array"))
     else:
         values["submit"]["cluster"] = "local"
-        words.append(("Slurm", "sbatch not found: badcjobs submit runs the array on this machine"))
+        sentences.append(("Slurm", "sbatch not found: badcjobs submit runs the array on this machine"))
     try:
         devices = list_granted(environ, SystemClock()).devices
     except NotHere:
         devices = ()
     names = sorted({device.name or "unknown model" for device in devices})
-    words.append(("GPUs", f"{len(devices)} here: {', '.join(names)}" if devices else "none here"))
+    sentences.append(("GPUs", f"{len(devices)} here: {', '.join(names)}" if devices else "none here"))
     program = shutil.which("hawkears", path=path)
-    words.append(("HawkEars", f"found: {program}" if program else "not found on PATH: set hawkears_python, or engine"))
-    return words, values
+    state = f"found: {program}" if program else "not found on PATH: set hawkears_python, or engine"
+    return [*sentences, ("HawkEars", state)], values
 
 
 def _known_site() -> str | None:
     """Return the site whose folders all exist here; None: no site that we know."""
     for path in sorted(resources.folder("sites").glob("*.toml")):
         rules = find_site(path.stem, path.parent)
-        folders = [Path(one) for one in (*rules.read_only, *rules.writable) if one.startswith("/")]
+        folders = [Path(folder) for folder in (*rules.read_only, *rules.writable) if folder.startswith("/")]
         if folders and all(folder.is_dir() for folder in folders):
             return path.stem
     return None
@@ -213,16 +227,24 @@ def project_text(values: Values) -> str:
     """Return the text of a badcjobs.toml: what was found as values, every other key as a comment with its default."""
     lines = [_HEAD]
     for table, settings in SETTINGS.items():
-        lines += [f"\n[{table}]"] if table else []
-        given = values.get(table, {})
+        if table:
+            lines.append(f"\n[{table}]")
+        own = values.get(table, {})
         for key, setting in settings.items():
-            if key not in OPTIONS_ONLY:
-                lines.append(_line(key, setting, given[key]) if key in given else f"# {_line(key, setting)}")
+            if key in own:
+                lines.append(_line(key, setting, own[key]))
+            elif key not in OPTIONS_ONLY:
+                lines.append(f"# {_line(key, setting, _shown_default(setting))}")
     return "\n".join(lines) + "\n"
 
 
-def _line(key: str, setting: Setting, value: Any = None) -> str:
+def _line(key: str, setting: Setting, value: Any) -> str:
     """Return ``key = value   # help``."""
-    shown = value if value is not None else setting.example if setting.default in (None, ()) else setting.default
-    shown = setting.unset if shown is None else shown
-    return f"{f'{key} = {to_toml(shown)}':<36} # {setting.help}"
+    return f"{f'{key} = {to_toml(value)}':<36} # {setting.help}"
+
+
+def _shown_default(setting: Setting) -> Any:
+    """Return the default of a setting, or an example of a value where it has none."""
+    if setting.default not in (None, ()):
+        return setting.default
+    return setting.unset if setting.example is None else setting.example

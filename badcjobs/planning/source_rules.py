@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from badcjobs.paths import shell_line
 from badcjobs.planning.findings import Advice, Cases, note_if, problem_if, rules, warning_if
 from badcjobs.planning.plan_survey import Survey
 from badcjobs.report.rules import PROBLEM, WARNING
-from badcjobs.report.words import count
 from badcjobs.sources.mistakes import PERHAPS_AUDIO, SHOWN, left_out_words, with_more
+from badcjobs.sources.places import place_words
+from badcjobs.words import count
 
 _GO_ON = "ls -l {path}   (a run does the others; restore the files, then run the same command again)"
 # fault → how bad it is, what happens, a line to paste about the first file
@@ -33,6 +35,7 @@ def to_facts(survey: Survey) -> dict[str, Any]:
         "not_fetched": size.not_here,
         "not_fetched_bytes": size.not_here_total_bytes,
         "left_out_files": dict(walk.remarks.left_out),
+        "places": survey.places and asdict(survey.places),
         "faults": {fault: names for fault, names in walk.remarks.faults.items() if names},
     }
 
@@ -84,7 +87,20 @@ def _left_out_files(facts: Any) -> Cases:
         yield {"words": left_out_words(counts), "severity": WARNING if alarms else facts.quiet}
 
 
+def _places(facts: Any) -> Cases:
+    places = facts.survey.places
+    if places is None:
+        return
+    case = {"severity": facts.quiet, "text": place_words(places), "fix": ""}
+    if places.left_out:
+        case["severity"] = WARNING
+        case["fix"] = "add them to the list, or give all others a place: --config recordings.region=CA-NT"
+    yield case
+
+
+PLACE_RULE = rules("places", _places)(Advice("{severity}", "{text}", "{fix}"))
 SOURCE_RULES = (
+    PLACE_RULE,
     rules("left out", _left_out)(
         problem_if(
             "{left_out.words} cannot be used: badcjobs run would fail {many:it|them}, for the audio cannot be used",
@@ -102,6 +118,13 @@ SOURCE_RULES = (
         note_if(
             "{many:count file} without a length in the header; counted with {guess_s:,.1f} s each",
             when="many",
+        )
+    ),
+    rules("ffmpeg", lambda facts: [{"details": facts.survey.walk.for_ffmpeg[:SHOWN]}])(
+        warning_if(
+            "ffmpeg is not on PATH: files in M4A, AAC, WMA or the like have no known length and are not cut",
+            "module load ffmpeg   (or: apt install ffmpeg)",
+            when="details",
         )
     ),
     rules("not here", _not_here)(

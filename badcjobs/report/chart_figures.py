@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import bokeh.models
 import bokeh.plotting
@@ -36,9 +35,19 @@ STATES = tuple(STATE_COLORS)
 _LINE = "#0072B2"
 _FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
 _CLOCK = models.DatetimeTickFormatter(
-    milliseconds="%H:%M:%S", seconds="%H:%M:%S", minsec="%H:%M:%S", minutes="%H:%M", hourmin="%H:%M", hours="%H:%M",
-    days="%d %b", months="%b %Y", years="%Y", context="%d %b %Y", context_which="start", hide_repeats=True,
-)  # fmt: skip
+    milliseconds="%H:%M:%S",
+    seconds="%H:%M:%S",
+    minsec="%H:%M:%S",
+    minutes="%H:%M",
+    hourmin="%H:%M",
+    hours="%H:%M",
+    days="%d %b",
+    months="%b %Y",
+    years="%Y",
+    context="%d %b %Y",
+    context_which="start",
+    hide_repeats=True,
+)
 
 
 # Bokeh gives its models and places varying ids; they are renamed, so that one job always gives the same page.
@@ -56,7 +65,7 @@ def as_parts(figures: Mapping[str, Figure]) -> tuple[str, dict[str, str]]:
     names: dict[str, str] = {}
 
     def renamed(text: str) -> str:
-        return _ID.sub(lambda found: names.setdefault(found[0], f'"chart{len(names)}"'), text)
+        return _ID.sub(lambda match: names.setdefault(match[0], f'"chart{len(names)}"'), text)
 
     return renamed(str(script)), {str(name): renamed(str(place)) for name, place in places.items()}
 
@@ -69,8 +78,7 @@ def time_range(from_ms: float, to_ms: float) -> Any:
     return models.Range1d(*bounds, bounds=bounds, min_interval=10_000, name="time")
 
 
-@dataclass(frozen=True, slots=True)
-class Runs:
+class Runs(NamedTuple):
     """Stretches of one state each, of all devices; ``row`` counts the devices from 0."""
 
     row: Whole
@@ -88,14 +96,23 @@ def timeline(runs: Runs, rows: int, times: Any) -> Figure:
     renderers = []
     for number, (state, color) in enumerate(STATE_COLORS.items()):
         here = runs.state == number
-        left, right = runs.left_ms[here].astype(float), runs.right_ms[here].astype(float)
-        columns = {"y": runs.row[here].astype(np.uint16), "left": left, "right": right}
+        columns = {
+            "y": runs.row[here].astype(np.uint16),
+            "left": runs.left_ms[here].astype(float),
+            "right": runs.right_ms[here].astype(float),
+        }
         # A line of the same colour closes the gap between two rows, and keeps short runs visible.
         bars = plot.hbar(
-            y="y", left="left", right="right", height=0.88 if rows * 4 <= height else 1.0, fill_color=color,
-            line_color=color, line_width=0.5, name=state,
+            y="y",
+            left="left",
+            right="right",
+            height=0.88 if rows * 4 <= height else 1.0,
+            fill_color=color,
+            line_color=color,
+            line_width=0.5,
+            name=state,
             source=models.ColumnDataSource(columns, name=f"runs-{state}"),
-        )  # fmt: skip
+        )
         renderers.append(bars)
     tips = [("device", "@device"), ("state", "@state"), *_FROM_TO, ("lasted", "@lasted")]
     plot.add_tools(_hover(renderers, tips, formatters=_DATES, point_policy="follow_mouse"))
@@ -112,7 +129,7 @@ _FROM_TO = (("from", "@left{%F %T}"), ("to", "@right{%F %T}"))
 def _hover(renderers: list[Any], lines: Iterable[tuple[str, str]], **more: Any) -> Any:
     """Return the hover text; Bokeh escapes the values. Its default table has too little contrast."""
     cells = "".join(
-        f'<dt style="color:var(--soft)">{name}</dt><dd style="margin:0">{said}</dd>' for name, said in lines
+        f'<dt style="color:var(--soft)">{name}</dt><dd style="margin:0">{value}</dd>' for name, value in lines
     )
     grid = "display:grid;grid-template-columns:auto auto;gap:1px 12px;margin:2px 4px"
     return models.HoverTool(renderers=renderers, tooltips=f'<dl style="{grid}">{cells}</dl>', **more)
@@ -124,8 +141,7 @@ def _dashed(plot: Figure, location: float | None, dimension: str = "width", dash
         plot.add_layout(models.Span(location=location, dimension=dimension, line_dash=dash, line_width=1))
 
 
-@dataclass(frozen=True, slots=True)
-class MetricForm:
+class MetricForm(NamedTuple):
     """How one metric is drawn."""
 
     name: str  # the column of `sample`
@@ -141,16 +157,25 @@ def metric(form: MetricForm, times: Any) -> Figure:
     """Return one metric over time: a line for the mean, and a band from smallest to largest."""
     name = form.name
     plot = _figure(name, times, models.Range1d(form.bottom, form.top, bounds=(form.bottom, form.top)), 230)
-    plot.patch("x", "y", source=_empty(f"{name}-band", "xy"), fill_color=_LINE, fill_alpha=0.2, line_color=None)
-    plot.patch("x", "y", source=_empty(f"{name}-inner", "xy"), fill_color=_LINE, fill_alpha=0.25, line_color=None)
+    for band, alpha in (("band", 0.2), ("inner", 0.25)):
+        plot.patch("x", "y", source=_empty(f"{name}-{band}", "xy"), fill_color=_LINE, fill_alpha=alpha, line_color=None)
     plot.line("x", "y", source=_empty(f"{name}-mean", "xy"), line_color=_LINE, line_width=1.8)
     source = _empty(f"{name}-hover", ("left", "right", "low", "mean", "high", "floor", "roof"))
     bars = plot.quad(
-        left="left", right="right", bottom="floor", top="roof", source=source, fill_color=_LINE, fill_alpha=0,
-        line_color=None, hover_fill_color=_LINE, hover_fill_alpha=0.18, hover_line_color=None,
-    )  # fmt: skip
-    said = f"{{{form.digits}}} {form.unit}"
-    tips = [*_FROM_TO, ("largest", f"@high{said}"), ("mean", f"@mean{said}"), ("smallest", f"@low{said}")]
+        left="left",
+        right="right",
+        bottom="floor",
+        top="roof",
+        source=source,
+        fill_color=_LINE,
+        fill_alpha=0,
+        line_color=None,
+        hover_fill_color=_LINE,
+        hover_fill_alpha=0.18,
+        hover_line_color=None,
+    )
+    value = f"{{{form.digits}}} {form.unit}"
+    tips = [*_FROM_TO, ("largest", f"@high{value}"), ("mean", f"@mean{value}"), ("smallest", f"@low{value}")]
     plot.add_tools(_hover([bars], tips, formatters=_DATES, mode="vline"))
     plot.yaxis.axis_label = form.unit
     _dashed(plot, form.limit)
@@ -161,8 +186,7 @@ def _empty(name: str, columns: Iterable[str]) -> Any:
     return models.ColumnDataSource({column: [] for column in columns}, name=name)
 
 
-@dataclass(frozen=True, slots=True)
-class Histogram:
+class Histogram(NamedTuple):
     """How many chunks took how long."""
 
     edges_s: Sequence[float]
@@ -170,18 +194,29 @@ class Histogram:
     logarithmic: bool
 
 
-def histogram(found: Histogram) -> Figure:
+def histogram(durations: Histogram) -> Figure:
     """Return how long the chunks took."""
-    edges, counts = np.asarray(found.edges_s), np.asarray(found.counts)
+    edges = np.asarray(durations.edges_s)
+    counts = np.asarray(durations.counts)
     x_range = models.Range1d(float(edges[0]), float(edges[-1]), bounds="auto", name="durations")
-    plot = _figure("histogram", x_range, models.Range1d(0, float(counts.max()) * 1.06), 260,
-                   x_axis_type="log" if found.logarithmic else "linear")  # fmt: skip
+    y_range = models.Range1d(0, float(counts.max()) * 1.06)
+    scale = "log" if durations.logarithmic else "linear"
+    plot = _figure("histogram", x_range, y_range, 260, x_axis_type=scale)
     source = models.ColumnDataSource({"left": edges[:-1], "right": edges[1:], "count": counts})
-    bars = plot.quad(left="left", right="right", bottom=0, top="count", source=source, fill_color=_LINE,
-                     fill_alpha=0.85, line_color=None, hover_fill_color="#E69F00")  # fmt: skip
+    bars = plot.quad(
+        left="left",
+        right="right",
+        bottom=0,
+        top="count",
+        source=source,
+        fill_color=_LINE,
+        fill_alpha=0.85,
+        line_color=None,
+        hover_fill_color="#E69F00",
+    )
     tips = [("took", "@left{0,0.[00]} to @right{0,0.[00]} s"), ("chunks", "@count{0,0}")]
     plot.add_tools(_hover([bars], tips, mode="vline"))
-    plot.xaxis.axis_label = "seconds for one chunk" + (" (logarithmic)" if found.logarithmic else "")
+    plot.xaxis.axis_label = "seconds for one chunk" + (" (logarithmic)" if durations.logarithmic else "")
     plot.yaxis.axis_label = "chunks"
     plot.yaxis.formatter = models.NumeralTickFormatter(format="0,0")
     plot.yaxis.ticker = models.BasicTicker(min_interval=1, num_minor_ticks=0)
@@ -201,16 +236,18 @@ def curve(
     ``label``: of the axis; ``digits``: a Bokeh format; ``limit``: of the device, if known; ``marks_s``: lengths to mark
     with vertical lines.
     """
-    lengths_s, values = ([point[i] for point in points] for i in (0, 1))
-    lengths = [*lengths_s, *marks_s]
-    x_range = models.Range1d(min(lengths) * 0.85, max(lengths) * 1.15, bounds="auto")
+    lengths_s = [length_s for length_s, _ in points]
+    values = [value for _, value in points]
+    all_lengths_s = [*lengths_s, *marks_s]
+    x_range = models.Range1d(min(all_lengths_s) * 0.85, max(all_lengths_s) * 1.15, bounds="auto")
     top = 1.08 * max([*values, limit or 0.0, 1e-9])
     plot = _figure(name, x_range, models.Range1d(0, top, bounds=(0, top)), 260, x_axis_type="log")
     source = models.ColumnDataSource({"x": lengths_s, "y": values})
     plot.line("x", "y", source=source, line_color=_LINE, line_width=1.8)
     marks = plot.scatter("x", "y", source=source, size=8, color=_LINE)
     plot.add_tools(_hover([marks], [("chunk", "@x{0,0.[00]} s"), (label, f"@y{{{digits}}}")]))
-    plot.xaxis.axis_label, plot.yaxis.axis_label = "seconds of audio in a chunk (logarithmic)", label
+    plot.xaxis.axis_label = "seconds of audio in a chunk (logarithmic)"
+    plot.yaxis.axis_label = label
     plot.xaxis.formatter = models.NumeralTickFormatter(format="0,0")
     _dashed(plot, limit)
     for mark_s in marks_s:
@@ -220,13 +257,24 @@ def curve(
 
 def _figure(name: str, x_range: Any, y_range: Any, height: int, x_axis_type: str = "datetime") -> Figure:
     zoomed = "both" if name == "timeline" else "width"
-    plot: Any = bokeh.plotting.figure(
-        name=name, x_range=x_range, y_range=y_range, height=height, sizing_mode="stretch_width", toolbar_location=None,
+    plot = bokeh.plotting.figure(
+        name=name,
+        x_range=x_range,
+        y_range=y_range,
+        height=height,
+        sizing_mode="stretch_width",
+        toolbar_location=None,
         tools=[models.BoxZoomTool(dimensions=zoomed), models.WheelZoomTool(dimensions=zoomed, modifiers="ctrl")],
-        active_scroll="auto", background_fill_color=None, border_fill_color=None, outline_line_color=None,
-        min_border_left=56, min_border_right=12, x_axis_type=x_axis_type,
-    )  # fmt: skip
-    plot.axis.major_label_text_font = plot.axis.axis_label_text_font = _FONT
+        active_scroll="auto",
+        background_fill_color=None,
+        border_fill_color=None,
+        outline_line_color=None,
+        min_border_left=56,
+        min_border_right=12,
+        x_axis_type=x_axis_type,
+    )
+    plot.axis.major_label_text_font = _FONT
+    plot.axis.axis_label_text_font = _FONT
     plot.axis.major_label_text_font_size = "12px"
     plot.axis.axis_label_text_font_size = "12px"
     plot.axis.axis_label_text_font_style = "normal"

@@ -7,32 +7,35 @@ scratch database.
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from badcjobs.errors import BadInput
-from badcjobs.model import ArrayShape, not_none
-from badcjobs.paths import RunFolder, is_there, shell_line
+from badcjobs.errors import BadInput, DatabaseProblem
+from badcjobs.model import ArrayShape, Place, not_none
+from badcjobs.paths import RunFolder, shell_line
 from badcjobs.report.verdict import news_words
-from badcjobs.report.words import count, index_ranges
 from badcjobs.run_toml import FrozenRun
-from badcjobs.sources.open import Sources, open_sources
-from badcjobs.store.connect import is_job_database, published_uri
-from badcjobs.store.read_job import known_lengths, read_outline
+from badcjobs.settings import RunSettings
+from badcjobs.sources.open import Sources, open_sources, open_sources_of
+from badcjobs.sources.places import gives_places, place_sources, place_words
+from badcjobs.store.connect import is_job_database, read_only_uri, reading
+from badcjobs.store.read_job import known_lengths, merged_files, read_outline
 from badcjobs.store.read_model import Completeness, Freshness, JobFacts, TaskFacts
 from badcjobs.store.submission_record import NO_NOTE, Trace, find_trace
+from badcjobs.store.task_writer import count_places
+from badcjobs.words import count, index_ranges
 
 Progress = Callable[[int], None]  # how many rows of the source have been read
 Indices = set[int | None]  # of an array; None: a row that belongs to no array task
+IndexOf = Callable[[int, int], int | None]  # see find_shares
 
 NOT_LISTED = "not listed"  # the state of a row that is in no task
 _BATCH = 10_000  # rows between two progress messages
 _EXAMPLES = 5
-_LEFT = ("pending", "skipped", NOT_LISTED)
 _SCRATCH = """
     PRAGMA journal_mode = OFF;
     PRAGMA synchronous = OFF;
@@ -45,6 +48,16 @@ _STATES = f"""
     SELECT r.array_index, coalesce(c.status, '{NOT_LISTED}'), count(*)
     FROM main.row r LEFT JOIN job.chunk c ON c.recording_id = r.recording_id AND c.chunk_id = r.chunk_id
     GROUP BY 1, 2"""
+_SET_ASIDE = """
+    DELETE FROM main.row WHERE recording_id IN (SELECT recording_id FROM job.recording WHERE left_out IS NOT NULL)"""
+
+
+class _Compared(NamedTuple):
+    """The comparison, and the array tasks to submit again."""
+
+    proof: Completeness
+    left: Indices  # have work left
+    failed: Indices  # have failed chunks
 
 
 def prove_complete(database: Path, facts: JobFacts, progress: Progress) -> Completeness:
@@ -59,41 +72,44 @@ def prove_complete(database: Path, facts: JobFacts, progress: Progress) -> Compl
     run, frozen = runs[0]
     shape = frozen.array if len(runs) == 1 else None
     try:
-        sources = []
-        for _, one in runs:
-            paths, root = [Path(path) for path in one.settings["source"]], one.settings.get("root")
-            sources.append(open_sources(paths, root=None if root is None else Path(root), cutting=one.cutting))
-        proof, left, failed = _compare(database, facts, sources, shape, progress)
-    except (BadInput, OSError, sqlite3.Error) as error:
-        what = "source" if len(runs) == 1 else "sources"
-        why = f"the {what} cannot be compared with the job database: {error}"
-        why = _reason(error) if isinstance(error, BadInput) else why
-        absent = absent_indices(facts, shape)
-        proof = _describe(facts.chunks, facts, absent, why_unknown=why)
-        left, failed = _unfinished(facts, absent)
+        sources = [_open_frozen_sources(frozen) for _, frozen in runs]
+        compared = _compare(database, facts, sources, shape, progress)
+    except BadInput as error:
+        compared = _not_compared(facts, shape, _reason(error))
+    except (OSError, sqlite3.Error) as error:
+        noun = "source" if len(runs) == 1 else "sources"
+        compared = _not_compared(facts, shape, f"the {noun} cannot be compared with the job database: {error}")
     if len(runs) > 1:
-        return proof
+        return compared.proof
+    return _with_commands(compared, facts, run, frozen)
+
+
+def _with_commands(compared: _Compared, facts: JobFacts, run: RunFolder, frozen: FrozenRun) -> Completeness:
+    """Return the proof with the commands that do the rest."""
+    proof = compared.proof
     # Array tasks whose newest database is not merged may have done the rest.
     new = frozenset(facts.merged.new_indices)
-    unmerged = tuple(index for index in proof.missing_indices if index in new)
     missing = tuple(index for index in proof.missing_indices if index not in new)
-    left, failed = left.difference(new), failed.difference(new)
-    wanted = left or failed
-    indices = () if None in wanted else tuple(sorted(not_none(wanted)))
-    trace = find_trace(run.path, max(facts.tasks, key=lambda task: task.started_at_ms).job_id if facts.tasks else "")
+    unmerged = tuple(index for index in proof.missing_indices if index in new)
+    to_do = (compared.left - new) or (compared.failed - new)
+    indices = () if None in to_do else tuple(sorted(not_none(to_do)))
+
+    last_task = max(facts.tasks, key=lambda task: task.started_at_ms, default=None)
+    trace = find_trace(run.path, last_task.job_id if last_task else "")
+    finish = Finish()
     # Failed chunks alone are worth a command: every run tries them again. The rest may be in files that are not merged.
-    all_done = not missing and proof.done == (proof.listed if proof.expected is None else proof.expected)
-    finish = (
-        () if all_done or (new and not wanted) else finish_lines(frozen, run.path, facts.last_settings, trace, indices)
-    )
+    all_done = proof.done == _total(proof) and not missing
+    if not all_done and (to_do or not new):
+        finish = find_finish(frozen, run.path, facts.last_settings, trace, indices)
     return replace(
         proof,
         missing_indices=missing,
-        finish=finish,
-        left_indices=indices if finish and frozen.array is not None else (),
+        unmerged_indices=unmerged,
+        finish=finish.lines,
+        finish_by=finish.by,
+        left_indices=indices if finish.lines and frozen.array is not None else (),
         missing_logs=tuple(not_none(map(trace.log_of, missing))),
         missing_notes=tuple(trace.notes.get(index, NO_NOTE) for index in missing) if trace.emulated else (),
-        unmerged_indices=unmerged,
     )
 
 
@@ -101,8 +117,8 @@ def absent_indices(facts: JobFacts, shape: ArrayShape | None) -> list[int]:
     """Return the array indices that left no database; none, if a task outside the array took all of the source."""
     if shape is None or any(task.is_local and task.shard_count == 1 for task in facts.tasks):
         return []
-    seen = {task.array_index for task in facts.tasks if not task.is_local}
-    return [index for index in shape.indices if index not in seen]
+    present = {task.array_index for task in facts.tasks if not task.is_local}
+    return [index for index in shape.indices if index not in present]
 
 
 def _find_frozen(beside: Path, file_folders: Sequence[str]) -> list[tuple[RunFolder, FrozenRun]]:
@@ -110,39 +126,57 @@ def _find_frozen(beside: Path, file_folders: Sequence[str]) -> list[tuple[RunFol
 
     Returns several if the task databases are from several runs; then each needs its run.toml.
     """
-    if (frozen := _read_frozen(RunFolder(beside))) is not None:
-        return [(RunFolder(beside), frozen)]
-    above = [(beside / folder).parent for folder in file_folders if Path(folder).name == "tasks"]
+    own = RunFolder(beside)
+    frozen = _read_frozen(own)
+    if frozen is not None:
+        return [(own, frozen)]
+
     # Resolved, because one run may have been given by two paths.
-    runs = {path.resolve(): RunFolder(path) for path in above if is_there(RunFolder(path).run_toml)}
-    found = [(run, frozen) for run in runs.values() if (frozen := _read_frozen(run)) is not None]
-    if 0 < len(found) < len({path.resolve() for path in above}):  # the rows of the others cannot be compared
+    above = {}
+    for folder in file_folders:
+        if Path(folder).name == "tasks":
+            path = (beside / folder).parent
+            above[path.resolve()] = RunFolder(path)
+    runs = []
+    for run in above.values():
+        frozen = _read_frozen(run)
+        if frozen is not None:
+            runs.append((run, frozen))
+    if not runs:
+        raise BadInput("no run.toml beside the job database")
+    if len(runs) < len(above):  # the rows of the others cannot be compared
         why = "its task databases are from several runs, and not all of them have one"
         raise BadInput("no run.toml beside the job database", why=why)
-    if not found:
-        raise BadInput("no run.toml beside the job database")
-    return found
+    return runs
 
 
 def _read_frozen(run: RunFolder) -> FrozenRun | None:
     frozen = FrozenRun.read(run.run_toml)
-    if frozen is not None:
-        given, root = frozen.settings.get("source"), frozen.settings.get("root", "")
-        if not isinstance(given, tuple) or not all(isinstance(path, str) for path in (*given, root)):
-            raise BadInput(f"{run.run_toml} has no source")
+    if frozen is None:
+        return None
+    source = frozen.settings.get("source")
+    root = frozen.settings.get("root", "")
+    if not isinstance(source, tuple) or not all(isinstance(path, str) for path in (*source, root)):
+        raise BadInput(f"{run.run_toml} has no source")
     return frozen
 
 
+def _open_frozen_sources(frozen: FrozenRun) -> Sources:
+    paths = [Path(path) for path in frozen.settings["source"]]
+    root = frozen.settings.get("root")
+    return open_sources(paths, root=None if root is None else Path(root), cutting=frozen.cutting)
+
+
 def _reason(error: BadInput) -> str:
-    return error.what if error.why is None else f"{error.what}: {error.why.splitlines()[0]}"
+    if error.why is None:
+        return error.what
+    return f"{error.what}: {error.why.splitlines()[0]}"
 
 
 # --- the comparison ---------------------------------------------------------------------------------------------------
 
 
-def find_shares(
-    tasks: Sequence[TaskFacts], shape: ArrayShape | None, *, by_manifest: bool
-) -> Callable[[int, int], int | None] | None:
+def find_shares(tasks: Sequence[TaskFacts], shape: ArrayShape | None, *, by_manifest: bool) -> IndexOf | None:
     """Return the rule that assigns rows of the source to array tasks; None: no array, or tasks with different rules.
 
     It maps the number of a row and its part of the sources to an array index, or to None if no array task takes it; all
@@ -153,90 +187,115 @@ def find_shares(
     indices = shape.indices
     if by_manifest:  # a list of manifests: the position picks the line
         return lambda row, part: indices[part] if part < shape.count else None
-    counts = {task.shard_count for task in tasks if task.shard_count and not task.is_local}
-    steps = {count // shape.count for count in counts if count % shape.count == 0} or {1}
-    step_tasks = min(steps)
-    return (lambda row, part: indices[row // step_tasks % shape.count]) if len(steps) == 1 else None
+    shard_counts = {task.shard_count for task in tasks if task.shard_count and not task.is_local}
+    steps = {shards // shape.count for shards in shard_counts if shards % shape.count == 0} or {1}
+    if len(steps) > 1:
+        return None
+    step = steps.pop()
+    return lambda row, part: indices[row // step % shape.count]
+
+
+class _SourceRows:
+    """The rows of the sources, in a scratch database."""
+
+    def __init__(self, db: sqlite3.Connection, index_of: IndexOf | None, progress: Progress) -> None:
+        self._db = db
+        self._index_of = index_of
+        self._progress = progress
+        self._batch: list[tuple[str, str, int | None]] = []
+        self._rows = 0
+        db.executescript(_SCRATCH)
+
+    def add(self, row: int, part: int, key: tuple[str, str]) -> None:
+        """Add a row of a source."""
+        index = None if self._index_of is None else self._index_of(row, part)
+        self._batch.append((*key, index))
+        self._rows += 1
+        if len(self._batch) == _BATCH:
+            self.flush()
+            self._progress(self._rows)
+
+    def flush(self) -> None:
+        """Write the rows; a repeated row counts once, because it is done once."""
+        self._db.executemany("INSERT OR IGNORE INTO row VALUES (?, ?, ?)", self._batch)
+        self._batch.clear()
 
 
 def _compare(
     database: Path, facts: JobFacts, sources: Sequence[Sources], shape: ArrayShape | None, progress: Progress
-) -> tuple[Completeness, Indices, Indices]:
-    """Compare the sources of a run with its job database; return also which array tasks have work left or failed."""
-    by_manifest = any(one.manifests_listed is not None for one in sources) and len(sources) == 1
+) -> _Compared:
+    """Compare the sources of a run with its job database."""
+    by_manifest = len(sources) == 1 and sources[0].manifests_listed is not None
     index_of = find_shares(facts.tasks, shape, by_manifest=by_manifest)
-    lengths = known_lengths(database) if any(one.cutting.cuts_recordings for one in sources) else {}
-    states: Counter[str] = Counter()
-    indices: dict[str, Indices] = {}
+    cuts_recordings = any(source.cutting.cuts_recordings for source in sources)
+    lengths = known_lengths(database) if cuts_recordings else {}
     with closing(sqlite3.connect("", isolation_level=None, uri=True)) as db:  # in memory, or on disk
-        db.executescript(_SCRATCH)
-        batch: list[tuple[str, str, int | None]] = []
-        seen = 0
-
-        def flush() -> None:
-            # A repeated row counts once, because it is done once.
-            db.executemany("INSERT OR IGNORE INTO row VALUES (?, ?, ?)", batch)
-            batch.clear()
-
-        def note(row: int, part: int, key: tuple[str, str]) -> None:
-            nonlocal seen
-            seen += 1
-            batch.append((*key, None if index_of is None else index_of(row, part)))
-            if len(batch) == _BATCH:
-                flush()
-                progress(seen)
-
-        for one in sources:
-            one.read_identities(note, lengths)
-        flush()
+        rows = _SourceRows(db, index_of, progress)
+        for source in sources:
+            source.read_identities(rows.add, lengths)
+        rows.flush()
         db.execute("COMMIT")
-        db.execute("ATTACH ? AS job", (published_uri(database),))
+        db.execute("ATTACH ? AS job", (read_only_uri(database),))
+        left_out = db.execute(_SET_ASIDE).rowcount  # they are neither done nor missing
+
+        states: Counter[str] = Counter()
+        indices: dict[str, Indices] = defaultdict(set)
         for index, state, many in db.execute(_STATES):
             states[state] += many
-            indices.setdefault(state, set()).add(index)
-        unlisted = indices.get(NOT_LISTED, set())
+            indices[state].add(index)
+        unlisted = indices[NOT_LISTED]
+        missing: list[int] = []
+        if unlisted:
+            missing = [index for index in absent_indices(facts, shape) if index in unlisted or index_of is None]
         strangers = sum(facts.chunks.values()) - (sum(states.values()) - states[NOT_LISTED])
-        absent = absent_indices(facts, shape)
-        missing = tuple(index for index in absent if index in unlisted or (unlisted and index_of is None))
-        # Rows of missing tasks are reported by the array index.
-        not_listed_examples = _only_in(db, "main.row", "job.chunk") if unlisted.difference(missing) else ()
-        strangers_examples = _only_in(db, "job.chunk", "main.row") if strangers else ()
-    left, failed = _unfinished(facts, missing)
-    if index_of is not None:
-        left = Indices().union(*(indices.get(state, ()) for state in _LEFT))
-        failed = indices.get("failed", set()) | indices.get("poison", set())
-    proof = replace(
-        _describe(states, facts, missing),
-        strangers=strangers,
-        not_listed_examples=not_listed_examples,
-        strangers_examples=strangers_examples,
-    )
-    return proof, left, failed
+        proof = replace(
+            _describe(states, facts, missing),
+            left_out=left_out,
+            strangers=strangers,
+            # Rows of missing tasks are reported by the array index.
+            not_listed_examples=_only_in(db, "main.row", "job.chunk") if unlisted.difference(missing) else (),
+            strangers_examples=_only_in(db, "job.chunk", "main.row") if strangers else (),
+        )
+    if index_of is None:
+        return _by_tasks(proof, facts)
+    left = indices["pending"] | indices["skipped"] | unlisted
+    return _Compared(proof, left, indices["failed"] | indices["poison"])
+
+
+def _not_compared(facts: JobFacts, shape: ArrayShape | None, why: str) -> _Compared:
+    proof = _describe(facts.chunks, facts, absent_indices(facts, shape), why_unknown=why)
+    return _by_tasks(proof, facts)
+
+
+def _by_tasks(proof: Completeness, facts: JobFacts) -> _Compared:
+    """Return the array tasks (None: no array task) with work left or failed chunks, as the tasks say."""
+    left: Indices = set(proof.missing_indices)
+    failed: Indices = set()
+    for task in facts.tasks:
+        index = None if task.is_local else task.array_index
+        if task.pending:
+            left.add(index)
+        if task.failed:
+            failed.add(index)
+    return _Compared(proof, left, failed)
 
 
 def _only_in(db: sqlite3.Connection, here: str, not_here: str) -> tuple[str, ...]:
     """Return the first rows that are only in one of two tables."""
-    found = db.execute(
+    rows = db.execute(
         f"""SELECT recording_id, chunk_id FROM {here} a WHERE NOT EXISTS (
                 SELECT 1 FROM {not_here} b WHERE b.recording_id = a.recording_id AND b.chunk_id = a.chunk_id)
             ORDER BY recording_id, chunk_id LIMIT {_EXAMPLES}"""
     )
-    return tuple(recording if recording == chunk else f"{recording} {chunk}" for recording, chunk in found)
-
-
-def _unfinished(facts: JobFacts, missing: Sequence[int]) -> tuple[Indices, Indices]:
-    """Return the array indices (None: no array task) that have work left, and those with failed chunks."""
-    by_task = [(None if task.is_local else task.array_index, task) for task in facts.tasks]
-    left = {*missing, *(index for index, task in by_task if task.pending)}
-    return left, {index for index, task in by_task if task.failed}
+    return tuple(recording if recording == chunk else f"{recording} {chunk}" for recording, chunk in rows)
 
 
 def _describe(
     states: Mapping[str, int], facts: JobFacts, missing: Sequence[int], why_unknown: str | None = None
 ) -> Completeness:
-    known = why_unknown is None
+    """Return the states of the rows of the source or, if that is not known, of the job database."""
     return Completeness(
-        expected=sum(states.values()) if known else None,
+        expected=None if why_unknown else sum(states.values()),
         why_unknown=why_unknown,
         listed=sum(facts.chunks.values()),
         done=states.get("done", 0),
@@ -244,7 +303,7 @@ def _describe(
         poison=states.get("poison", 0),
         pending=states.get("pending", 0),
         elsewhere=states.get("skipped", 0),
-        not_listed=states.get(NOT_LISTED, 0) if known else None,
+        not_listed=None if why_unknown else states.get(NOT_LISTED, 0),
         missing_indices=tuple(missing),
     )
 
@@ -252,39 +311,59 @@ def _describe(
 # --- what to do -------------------------------------------------------------------------------------------------------
 
 
-def finish_lines(
-    frozen: FrozenRun, out: Path, settings: Mapping[str, Any], trace: Trace, left: Sequence[int]
-) -> tuple[str, ...]:
-    """Return the commands that finish a run; the last one works without Slurm.
+class Finish(NamedTuple):
+    """How to finish a run."""
+
+    by: str = ""  # what the first line does: run, submit, emulate, or script: submit a script that is not known
+    lines: tuple[str, ...] = ()  # commands, each of which does the rest; the last one works without Slurm
+
+
+def find_finish(frozen: FrozenRun, out: Path, settings: Mapping[str, Any], trace: Trace, left: Sequence[int]) -> Finish:
+    """Return how to finish a run.
 
     ``settings``: of the task that started last. ``left``: the array tasks with work left; empty if not known.
     """
     here = frozen.command_line(out, settings)
     if trace.emulated:
-        return (trace.line() or here,)
+        return Finish("emulate", (trace.line() or here,))
     if frozen.array is None or not left:
-        return (here,)
+        return Finish("run", (here,))
     if trace.command:
-        return trace.line("--again"), here
-    return f"sbatch --array={index_ranges(left, frozen.array.step)} …", here
+        return Finish("submit", (trace.line("--again"), here))
+    return Finish("script", (f"sbatch --array={index_ranges(left, frozen.array.step)} …", here))
+
+
+def _total(proof: Completeness) -> int:
+    """Return the rows of the source or, if that is not known, of the job database."""
+    return proof.listed if proof.expected is None else proof.expected
 
 
 def find_remarks(db: sqlite3.Connection, database: Path, progress: Progress) -> list[str]:
     """Return remarks for an export: the job database is out of date, or its run is not complete."""
+    is_job = is_job_database(db)
     try:
         facts = read_outline(db, database.parent)
-        proof = prove_complete(database, facts, progress) if is_job_database(db) else _describe(facts.chunks, facts, ())
+        places = count_places(db)
+        proof = prove_complete(database, facts, progress) if is_job else _describe(facts.chunks, facts, ())
     except (sqlite3.Error, ValueError, OSError):  # damage elsewhere must not stop the export
         return []
-    remarks, total = [], proof.listed if proof.expected is None else proof.expected
-    if news := news_words(facts.merged):
+    remarks = []
+    news = news_words(facts.merged)
+    if news:
         command = merge_again(database, facts.file_folders, facts.merged)
-        remarks.append(f"merged: {news}" + ("" if command is None else f"; to include that: {command}"))
+        if command is not None:
+            news += f"; to include that: {command}"
+        remarks.append(f"merged: {news}")
+    if places and places.left_out:
+        remarks.append(f"places: {place_words(places)}")
+
+    total = _total(proof)
     if proof.done < total:
-        failed, what = proof.failed + proof.poison, "run" if is_job_database(db) else "task"
+        noun = "run" if is_job else "task"
+        failed = proof.failed + proof.poison
         left = total - proof.done - failed
         counts = f"{proof.done:,} of {count(total, 'chunk')} done, {failed:,} failed, {left:,} left"
-        remarks.append(f"the {what} is not complete: {counts}; only chunks that are done have detections")
+        remarks.append(f"the {noun} is not complete: {counts}; only chunks that are done have detections")
     elif total and proof.why_unknown:
         remarks.append(f"not known whether the run is complete: {proof.why_unknown}")
     return remarks
@@ -298,3 +377,32 @@ def merge_again(database: Path, file_folders: Sequence[str], merged: Freshness) 
         return shell_line("badcjobs", "merge", database.parent)
     folders = [database.parent / folder for folder in file_folders]
     return shell_line("badcjobs", "merge", *folders, "-o", database)
+
+
+# --- places: another comparison of the sources with the job database --------------------------------------------------
+
+
+def open_placed_sources(settings: RunSettings, cwd: Path) -> Sources:
+    """Open the sources and look up all places; refuse another place for a recording with chunks that are done."""
+    sources = open_sources_of(settings, cwd)
+    places: dict[str, Place] = {}
+    if settings.out is not None and gives_places(settings, sources):
+        places = _places_done(RunFolder(cwd / settings.out))
+    return place_sources(settings, sources, cwd, places)
+
+
+def _places_done(folder: RunFolder) -> dict[str, Place]:
+    """Return the places with which chunks are done, by recording id; databases that cannot be read are passed over."""
+    merged = merged_files(folder.job_database)
+    databases = [path for path in folder.tasks.glob("*.sqlite") if path.name not in merged]
+    places = {}
+    for database in (folder.job_database, *databases):
+        with suppress(DatabaseProblem), reading(database) as db:
+            for recording_id, *values in db.execute(_PLACES_DONE):
+                places[recording_id] = Place(*values)
+    return places
+
+
+_PLACES_DONE = """
+    SELECT recording_id, latitude, longitude, region, recorded_on FROM recording r
+    WHERE EXISTS (SELECT 1 FROM chunk c WHERE c.recording_id = r.recording_id AND c.status = 'done')"""

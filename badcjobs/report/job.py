@@ -10,8 +10,8 @@ Each array task has left a database, ``tasks/NAME.sqlite``: its chunks, every tr
     find            Summary → findings: what went wrong, and what to do about it          rules_*.py
 
 and writes the Summary as a page, report.html (page.py). ``badcjobs report`` (``report_job``) does all but the merge,
-for one job or for two side by side (compare.py), and has other forms: text and Markdown (text.py), prometheus.py, JSON.
-A single task database, or a file of ``badcjobs record``, is merged into a temporary job database first.
+for one job or for two side by side (compare.py), and has other forms: text and Markdown (text.py), prometheus.py, JSON
+(document.py). A single task database, or a file of ``badcjobs record``, is merged into a temporary job database first.
 """
 
 from __future__ import annotations
@@ -26,33 +26,36 @@ from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import fill
-from typing import Any
+from typing import Any, NamedTuple
 
 from badcjobs.errors import BadInput, DatabaseProblem
-from badcjobs.model import AskQueue, Billing, CutShort, NameGaps, TaskKey, not_asked
+from badcjobs.model import AskQueue, Billing, CutShort, NameGaps, PlaceCounts, TaskKey, not_asked, not_none
 from badcjobs.paths import RunFolder, is_there, shell_line
 from badcjobs.report import rules_devices, rules_requests, rules_tasks, rules_waiting
 from badcjobs.report.compare import Comparison, Figure, compare
 from badcjobs.report.completeness import Progress, merge_again, prove_complete
+from badcjobs.report.document import DEVICE_KEYS, KEYS, TASK_KEYS, document_of
 from badcjobs.report.page import page
 from badcjobs.report.progress import RUNNING, Outlook
 from badcjobs.report.prometheus import job_samples, prometheus_lines
-from badcjobs.report.rules import EXCLUDE, NOTE, PROBLEM, SEVERITIES, general_words, known_texts, say
-from badcjobs.report.summary import DEVICE_KEYS, KEYS, TASK_KEYS, Bill, Finding, StateSummary, Summary, summarize
+from badcjobs.report.rules import NOTE, PROBLEM, SEVERITIES, general_words, known_texts, say
+from badcjobs.report.summary import Bill, Finding, StateSummary, Summary, summarize
+from badcjobs.report.tables import WIDTH
 from badcjobs.report.text import comparison_markdown, comparison_text, markdown, next_lines, summary_text
 from badcjobs.report.verdict import verdict_of
-from badcjobs.report.words import plain
 from badcjobs.run_toml import FrozenRun
 from badcjobs.seams import Clock
 from badcjobs.store import read_model
 from badcjobs.store.atomic_write import fresh_file
-from badcjobs.store.connect import is_job_database, reading
+from badcjobs.store.connect import grouped, is_job_database, reading
 from badcjobs.store.merge import MergeOrder, MergeOutcome, Removal, merge, remove_merged_files
 from badcjobs.store.publish import TEXT_FORMS, load_readings
 from badcjobs.store.read_job import read_job
+from badcjobs.store.read_model import JobFacts
 from badcjobs.store.read_tasks import read_chart_data
 from badcjobs.store.source_files import LEFTOVERS, NoTaskDatabases
 from badcjobs.store.submission_record import find_cut_short, find_unbegun, rows_in
+from badcjobs.words import plain
 
 log = logging.getLogger(__name__)
 
@@ -67,15 +70,14 @@ def finish_job(
     """
     try:
         merged = merge(order, clock)
-    except NoTaskDatabases as error:  # a submit or an emulation may have left a record of why
-        above = [place.absolute().parent for place in order.inputs if place.absolute().name == "tasks"]
-        found = next((one for one in map(find_unbegun, [*order.inputs, *above]) if one is not None), None)
-        raise (error if found is None else DatabaseProblem(error.what, why=found.what, fix=found.command)) from None
+    except NoTaskDatabases as error:
+        raise _why_none(order.inputs, error) from None
     summary = summarize_database(order.target, reading_source, clock.now_ms(), ask_queue, **how)
     # A database that was published during the merge is no reason to merge again.
-    news = summary.merged
-    summary = replace(summary, merged=replace(news, changed=0, command=news.command if news.new else None))
-    report, why_no_report = order.target.with_name("report.html"), None
+    command = summary.merged.command if summary.merged.new else None
+    summary = replace(summary, merged=replace(summary.merged, changed=0, command=command))
+    report = order.target.with_name("report.html")
+    why_no_report = None
     try:
         write_whole(report, ReportedJob(order.target, job_title(order.target), summary).to_html())
     except BadInput as error:
@@ -83,6 +85,16 @@ def finish_job(
         log.warning("%s could not be written: %s", report, why_no_report)
     removed = remove_merged_files(order.target, merged.given) if remove_merged else None
     return FinishedJob(order.target, report, summary, merged, removed, why_no_report)
+
+
+def _why_none(inputs: Sequence[Path], error: NoTaskDatabases) -> DatabaseProblem:
+    """Return the error with the reason, if a submit or an emulation has left a record of it."""
+    above = [path.absolute().parent for path in inputs if path.absolute().name == "tasks"]
+    for run in (*inputs, *above):
+        unbegun = find_unbegun(run)
+        if unbegun is not None:
+            return DatabaseProblem(error.what, why=unbegun.what, fix=unbegun.command)
+    return error
 
 
 def summarize_database(
@@ -95,27 +107,45 @@ def summarize_database(
     """
     facts = read_job(database, readings=readings)
     proof = prove_complete(database, facts, progress)
-    summary = summarize(facts, proof.missing_indices, proof, now_ms)
-    place = database.parent if database.name == "job.sqlite" else database
+    summary = summarize(facts, proof, now_ms)
     if summary.verdict != "done" or summary.tasks_by_verdict.get(RUNNING):
         queue = ask_queue(database.parent.absolute(), {task.job_id for task in facts.tasks})
         summary = replace(summary, queue=queue)
-    # An interrupted submit of this run: its array may be in the queue.
     runs = [(database.parent / folder).parent for folder in facts.file_folders if Path(folder).name == "tasks"]
-    for run in (database.parent, *runs):
-        with suppress(BadInput):
-            billing = billing or getattr(FrozenRun.read(RunFolder(run).run_toml), "billing", None)
-    jobs = {task.job_id for task in facts.tasks if billing and not task.is_local}
-    jobs -= {job for job in jobs if any(rows_in(run, job).exists() for run in runs)}  # a local array
-    billed = replace(facts, tasks=tuple(task for task in facts.tasks if task.job_id in jobs))  # only Slurm bills
     return replace(
         summary,
         findings=find(summary),
         merged=replace(facts.merged, command=merge_again(database, facts.file_folders, facts.merged)),
-        cut_short=next((submit for submit in map(find_cut_short, runs) if submit is not None), None),
-        place=str(place.absolute()),
-        bill=rules_requests.make_bill(billed, billing),
+        cut_short=next(iter(not_none(map(find_cut_short, runs))), None),  # its array may be in the queue
+        place=str(_place(database)),
+        bill=_bill(facts, runs, billing or _billing_of([database.parent, *runs])),
     )
+
+
+def _place(database: Path) -> Path:
+    """Return the run folder or, for a job database elsewhere, the file: for commands."""
+    place = database.parent if database.name == "job.sqlite" else database
+    return place.absolute()
+
+
+def _billing_of(runs: Iterable[Path]) -> Billing | None:
+    """Return the weights of the site for which a run was submitted."""
+    for run in runs:
+        with suppress(BadInput):
+            frozen = FrozenRun.read(RunFolder(run).run_toml)
+            if frozen is not None and frozen.billing:
+                return frozen.billing
+    return None
+
+
+def _bill(facts: JobFacts, runs: Sequence[Path], billing: Billing | None) -> Bill | None:
+    """Return the bill of the tasks that ran under Slurm: of nothing else is anything billed."""
+    if billing is None:
+        return None
+    jobs = {task.job_id for task in facts.tasks if not task.is_local}
+    local_arrays = {job for job in jobs if any(rows_in(run, job).exists() for run in runs)}
+    tasks = tuple(task for task in facts.tasks if task.job_id in jobs - local_arrays)
+    return rules_requests.make_bill(replace(facts, tasks=tasks), billing)
 
 
 @contextmanager
@@ -126,45 +156,54 @@ def report_job(
     """Summarise a job, a task database or a recording, and compare it with another; how: see ``summarize_database``."""
     with ExitStack() as opened:
         jobs = [opened.enter_context(_open_job(path, clock)) for path in (job, beside) if path is not None]
-        summaries = [
-            replace(summarize_database(one, progress, clock.now_ms(), ask_queue, **how), place=str(place))
-            for one, _, place in jobs
-        ]
-        (database, title, _), comparison = jobs[0], None
+        summaries = []
+        for opened_job in jobs:
+            summary = summarize_database(opened_job.database, progress, clock.now_ms(), ask_queue, **how)
+            summaries.append(replace(summary, place=str(opened_job.place)))
+        comparison = None
         if beside is not None:
-            titles = (title, jobs[1][1]) if title != jobs[1][1] else (str(job), str(beside))
+            titles = [opened_job.title for opened_job in jobs]
+            if titles[0] == titles[1]:
+                titles = [str(job), str(beside)]
             comparison = compare(summaries[0], titles[0], summaries[1], titles[1])
         lossy_files = sum(summary.facts.lossy_files for summary in summaries)
-        yield ReportedJob(database, title, summaries[0], comparison, lossy_files)
+        yield ReportedJob(jobs[0].database, jobs[0].title, summaries[0], comparison, lossy_files)
+
+
+class _OpenedJob(NamedTuple):
+    """A job database; for a task database or a recording, a temporary one."""
+
+    database: Path
+    title: str
+    place: Path  # for commands
 
 
 @contextmanager
-def _open_job(given: Path, clock: Clock) -> Iterator[tuple[Path, str, Path]]:
-    """Yield a job database, its title, and its place for commands.
-
-    For a task database or a recording, a temporary database, the name of the file, and the file.
-    """
-    database = find_job_database(given)
-    try:
-        with reading(database) as db:
-            is_job = is_job_database(db)
-    except DatabaseProblem:
-        # A damaged task database is salvaged; of others read_job says what is wrong, and suggests a command.
-        is_job = database.suffix not in TEXT_FORMS and TaskKey.parse(database.stem) is None
-    if is_job:
-        place = database.parent if database.name == "job.sqlite" else database
-        yield database, job_title(database), place.absolute()
+def _open_job(path: Path, clock: Clock) -> Iterator[_OpenedJob]:
+    database = find_job_database(path)
+    if _holds_job(database):
+        yield _OpenedJob(database, job_title(database), _place(database))
         return
     with TemporaryDirectory(prefix="badcjobs-report-") as folder:
         alone = Path(folder, database.name)  # a link: the other tasks of its run are not part of this report
         if database.suffix in TEXT_FORMS:
             alone = alone.with_suffix(".sqlite")
             load_readings(database, alone)
-        for ending in ("", *LEFTOVERS) if database.suffix not in TEXT_FORMS else ():
-            alone.with_name(alone.name + ending).symlink_to(f"{database.absolute()}{ending}")
+        else:
+            for ending in ("", *LEFTOVERS):
+                alone.with_name(alone.name + ending).symlink_to(f"{database.absolute()}{ending}")
         target = alone.with_name(f"{alone.name}.job")
         merge(MergeOrder([alone], target), clock)
-        yield target, database.name, database.absolute()
+        yield _OpenedJob(target, database.name, database.absolute())
+
+
+def _holds_job(database: Path) -> bool:
+    try:
+        with reading(database) as db:
+            return is_job_database(db)
+    except DatabaseProblem:
+        # A damaged task database is salvaged; of others read_job says what is wrong, and suggests a command.
+        return database.suffix not in TEXT_FORMS and TaskKey.parse(database.stem) is None
 
 
 def write_whole(path: Path, text: str | Iterable[str]) -> None:
@@ -172,8 +211,12 @@ def write_whole(path: Path, text: str | Iterable[str]) -> None:
 
     A symbolic link stays: the file that it points to is replaced.
     """
-    with fresh_file(path.resolve() if path.is_symlink() and path.is_file() else path) as file:
-        for part in [text] if isinstance(text, str) else text:
+    if path.is_symlink() and path.is_file():
+        path = path.resolve()
+    if isinstance(text, str):
+        text = [text]
+    with fresh_file(path) as file:
+        for part in text:
             file.write(part.encode("utf-8", errors="replace"))  # a file name may not be valid text
 
 
@@ -187,10 +230,11 @@ _OF_USE = {"unused_gpus", "cpus_request", *(rule.kind for _, rules in rules_wait
 
 def list_findings() -> str:
     """Return all kinds of findings with what they say, for the guide."""
+    sentences = grouped((rule.kind, general_words(rule.says)) for _, rules in _TOPICS for rule in rules)
     lines = []
     for kind in KINDS:
-        said = dict.fromkeys(general_words(rule.says) for _, rules in _TOPICS for rule in rules if rule.kind == kind)
-        lines += [f"    {name:<18} {words}" for name, words in zip_longest([kind], said, fillvalue="")]
+        for name, sentence in zip_longest([kind], dict.fromkeys(sentences[kind]), fillvalue=""):
+            lines.append(f"    {name:<18} {sentence}")
     return "\n".join(lines)
 
 
@@ -201,7 +245,7 @@ def list_keys() -> str:
         "chunk_cost": read_model.CostFacts, "outlook": Outlook, "findings": Finding, "alerts": read_model.AlertFacts,
         "errors": read_model.ErrorFacts, "gaps": read_model.GapFacts, "failed_chunks": read_model.FailedChunk,
         "recording_names": NameGaps, "merged": read_model.Freshness, "cut_short": CutShort, "--compare": Comparison,
-        "figures": Figure, "bill": Bill,
+        "places": PlaceCounts, "figures": Figure, "bill": Bill,
     }  # fmt: skip
     parts = {"(top level)": KEYS, "task_list": TASK_KEYS, "devices": DEVICE_KEYS}
     parts |= {name: tuple(field.name for field in fields(kind)) for name, kind in classes.items()}
@@ -212,69 +256,102 @@ def list_keys() -> str:
     )
 
 
+class _Candidate(NamedTuple):
+    """A finding, before it is compared with the others."""
+
+    finding: Finding
+    wants: tuple[str, ...]
+    nodes: frozenset[str]  # the nodes concerned
+    exclude: frozenset[str]  # those to exclude
+
+
 def find(summary: Summary) -> tuple[Finding, ...]:
     """Return the findings about a job, worst first: one for each cause, and none against another."""
+    candidates = sorted(_candidates(summary), key=lambda candidate: _rank(candidate.finding))
+    chosen = _one_per_cause(candidates, summary)
+    if all(task.is_local for task in summary.facts.tasks):  # no Slurm: no node to exclude
+        return tuple(candidate.finding for candidate in chosen)
+
+    # All nodes to exclude go into the first such line: sbatch uses only the last of several.
+    excluded = sorted(frozenset[str]().union(*(candidate.exclude for candidate in chosen)))
+    line = f"#SBATCH --exclude={','.join(excluded)}"
+    findings = []
+    for finding, _, _, exclude in chosen:
+        if exclude and line:
+            finding = replace(finding, lines=(*finding.lines, line))
+            line = ""
+        elif exclude:
+            finding = replace(finding, advice=f"{finding.advice} The --exclude line above includes it.")
+        findings.append(finding)
+    return tuple(findings)
+
+
+def _candidates(summary: Summary) -> Iterator[_Candidate]:
+    """Yield a finding for each case to which a rule applies."""
     local = all(task.is_local for task in summary.facts.tasks)  # no Slurm: no #SBATCH lines
-    every: list[tuple[Finding, tuple[str, ...]]] = []
     for cases, rules in _TOPICS:
         for case in cases(summary.facts, summary):
             rule = next((rule for rule in rules if all(map(case.get, rule.when.split()))), None)
             if rule is None:
                 continue
-            figures, cost_s = {"s": summary, **case}, case.get("cost_s")
+            figures = {"s": summary, **case}
+            cost_s = case.get("cost_s")
+            lines = [line for line in known_texts(rule.lines, figures) if not local or "#SBATCH" not in line]
             finding = Finding(
                 kind=rule.kind,
                 severity=say(rule.severity, figures),
                 sentence=say(rule.says, figures),
                 evidence=tuple(known_texts(rule.evidence, figures)),
                 advice=say(rule.fix, figures),
-                lines=tuple(line for line in known_texts(rule.lines, figures) if not local or "#SBATCH" not in line),
+                lines=tuple(lines),
                 subjects=tuple(dict.fromkeys(map(plain, case.get("subjects", ())))),
                 gpu_hours=None if cost_s is None else cost_s / 3600,
             )
-            every.append((finding, rule.wants))
-    found = _one_per_cause(sorted(every, key=lambda pair: _rank(pair[0])), summary)
-    # All nodes to exclude go into the first such line: sbatch uses only the last of several.
-    nodes = [line.removeprefix(EXCLUDE) for finding in found for line in finding.lines if line.startswith(EXCLUDE)]
-    lines = [EXCLUDE + ",".join(sorted({node for some in nodes for node in some.split(",")}))]
-    for place, finding in enumerate(found):
-        others = tuple(line for line in finding.lines if not line.startswith(EXCLUDE))
-        if len(others) < len(finding.lines):
-            advice = finding.advice if lines else f"{finding.advice} The --exclude line above includes it."
-            found[place] = replace(finding, lines=(*others, *lines), advice=advice)
-            lines = []
-    return tuple(found)
+            exclude = case["exclude"] if rule.excludes else frozenset()
+            yield _Candidate(finding, rule.wants, case.get("at", frozenset()), exclude)
 
 
-def _one_per_cause(ranked: Sequence[tuple[Finding, tuple[str, ...]]], summary: Summary) -> list[Finding]:
+def _one_per_cause(ranked: Sequence[_Candidate], summary: Summary) -> list[_Candidate]:
     """Return the findings without those that a worse one explains or contradicts.
 
     A slow device whose clock was reduced has one cause. Where no chunk was done, how busy the GPUs were says nothing.
     An option is suggested once.
     """
-    failed = summary.chunks > 0 and not summary.done
-    slowed = {word for one, _ in ranked if one.kind.startswith("throttled") for word in one.subjects}
-    slowed |= {label.split(" device ")[0] for label in slowed}
-    found, wanted, options = list[Finding](), set[str](), set[str]()
-    for finding, wants in ranked:
-        opposed = any(("-" if want[0] == "+" else "+") + want[1:] in wanted for want in wants)
+    nothing_done = summary.chunks > 0 and not summary.done
+    slowed = set[str]()
+    for candidate in ranked:
+        if candidate.finding.kind.startswith("throttled"):
+            slowed |= {*candidate.finding.subjects, *candidate.nodes}
+
+    chosen = list[_Candidate]()
+    wanted = set[str]()
+    options = set[str]()
+    for candidate in ranked:
+        finding = candidate.finding
+        opposed = any(_OPPOSITE[want[0]] + want[1:] in wanted for want in candidate.wants)
         explained = finding.kind.startswith("straggler") and slowed.issuperset(finding.subjects)
-        if opposed or explained or (failed and finding.kind in _OF_USE):
+        if opposed or explained or (nothing_done and finding.kind in _OF_USE):
             continue
-        new = [line for line in finding.lines if "=" not in line or line.partition("=")[0] not in options]
-        if finding.severity == NOTE and finding.lines and not new:
+        lines = tuple(line for line in finding.lines if "=" not in line or line.partition("=")[0] not in options)
+        if finding.severity == NOTE and finding.lines and not lines and not candidate.exclude:
             continue
-        wanted.update(wants)
-        options.update(line.partition("=")[0] for line in new if line.startswith("#SBATCH") and EXCLUDE not in line)
-        found.append(replace(finding, lines=tuple(new)))
-    return found
+        wanted.update(candidate.wants)
+        options.update(line.partition("=")[0] for line in lines if line.startswith("#SBATCH"))
+        chosen.append(candidate._replace(finding=replace(finding, lines=lines)))
+    return chosen
+
+
+_OPPOSITE = {"+": "-", "-": "+"}
 
 
 def _rank(finding: Finding) -> tuple[int, float]:
     """Return the sort key of a finding: missing results first, then what cost most GPU time."""
-    hours = finding.gpu_hours
-    unknown = -math.inf if finding.severity == PROBLEM else 0.0
-    return SEVERITIES.index(finding.severity), unknown if hours is None else -hours
+    severity = SEVERITIES.index(finding.severity)
+    if finding.gpu_hours is not None:
+        return severity, -finding.gpu_hours
+    if finding.severity == PROBLEM:
+        return severity, -math.inf
+    return severity, 0.0
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
@@ -296,7 +373,7 @@ class FinishedJob:
         statuses = Counter(file.status for file in self.merged.files)
         files = {"read_now": self.merged.read, "by_status": dict(sorted(statuses.items()))}
         removed = None if self.removed is None else asdict(self.removed)
-        return {**self.summary.to_dict(streamed=streamed), "files": files, "removed": removed}
+        return {**document_of(self.summary, streamed=streamed), "files": files, "removed": removed}
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,15 +386,18 @@ class ReportedJob:
     comparison: Comparison | None = None
     lossy_files: int = 0  # of both
 
-    def to_text(self, *, colour: bool = False) -> str:
+    def to_text(self, *, colour: bool = False, width: int = WIDTH) -> str:
         """Return the report for a terminal or a log."""
         if self.comparison is not None:
-            return "\n".join([comparison_text(self.comparison), "", *next_lines(verdict_of(self.summary))]).rstrip()
-        return summary_text(self.summary, self.title, colour=colour)
+            following = next_lines(verdict_of(self.summary), width)
+            return "\n".join([comparison_text(self.comparison, width), "", *following]).rstrip()
+        return summary_text(self.summary, self.title, colour=colour, width=width)
 
     def to_dict(self, *, streamed: bool = False) -> dict[str, Any]:
         """Return the report for scripts."""
-        return self.summary.to_dict(streamed=streamed) if self.comparison is None else self.comparison.to_dict()
+        if self.comparison is not None:
+            return self.comparison.to_dict()
+        return document_of(self.summary, streamed=streamed)
 
     def to_html(self) -> str:
         """Return the page of the job; without the comparison."""
@@ -345,32 +425,48 @@ def job_title(database: Path) -> str:
 
 def default_target(inputs: Sequence[Path]) -> Path:
     """Return the default path of the job database: in the run folder."""
-    first = inputs[0].absolute()
-    folder = first if is_there(first) and first.is_dir() else first.parent
-    return (folder.parent if folder.name == "tasks" else folder) / "job.sqlite"
+    folder = inputs[0].absolute()
+    if not (is_there(folder) and folder.is_dir()):
+        folder = folder.parent
+    if folder.name == "tasks":
+        folder = folder.parent
+    return folder / "job.sqlite"
 
 
-def find_job_database(given: Path) -> Path:
+def find_job_database(path: Path) -> Path:
     """Return the job database of a run folder, of its tasks/, or the file itself.
 
     Raises DatabaseProblem when there is none.
     """
-    if given.absolute().name == "tasks" and any(given.glob("*.sqlite")) and not is_there(given / "job.sqlite"):
-        given = given.absolute().parent
-    is_folder = is_there(given) and given.is_dir()
-    path = RunFolder(given).job_database if is_folder else given
-    if is_there(path):
-        return path
-    started = is_folder and any(RunFolder(given).tasks.glob("*.sqlite"))
-    if is_folder and not started and (found := find_unbegun(given)) is not None:
-        raise DatabaseProblem(f"{path} does not exist", why=found.what, fix=found.command)
-    if is_folder and RunFolder(given).tasks.is_dir():
-        line = shell_line("badcjobs", "merge", given)
-        raise DatabaseProblem(f"{path} does not exist", why="the run has not been merged yet", fix=line)
-    what = "is not a run folder: it contains neither job.sqlite nor tasks/" if is_folder else "does not exist"
-    above = given if is_folder else next(folder for folder in given.absolute().parents if folder.is_dir())
-    raise DatabaseProblem(
-        f"{given} {what}",
+    if path.absolute().name == "tasks" and any(path.glob("*.sqlite")) and not is_there(path / "job.sqlite"):
+        path = path.absolute().parent
+    is_folder = is_there(path) and path.is_dir()
+    database = RunFolder(path).job_database if is_folder else path
+    if is_there(database):
+        return database
+    if is_folder:
+        raise _why_not_in(path)
+    above = next(folder for folder in path.absolute().parents if folder.is_dir())
+    raise _no_job(path, "does not exist", above)
+
+
+def _why_not_in(folder: Path) -> DatabaseProblem:
+    """Return why a folder has no job database."""
+    run = RunFolder(folder)
+    missing = f"{run.job_database} does not exist"
+    started = any(run.tasks.glob("*.sqlite"))
+    unbegun = None if started else find_unbegun(folder)
+    if unbegun is not None:
+        return DatabaseProblem(missing, why=unbegun.what, fix=unbegun.command)
+    if run.tasks.is_dir():
+        line = shell_line("badcjobs", "merge", folder)
+        return DatabaseProblem(missing, why="the run has not been merged yet", fix=line)
+    return _no_job(folder, "is not a run folder: it contains neither job.sqlite nor tasks/", folder)
+
+
+def _no_job(path: Path, problem: str, above: Path) -> DatabaseProblem:
+    return DatabaseProblem(
+        f"{path} {problem}",
         why="expected: a run folder (--out of badcjobs run or submit), or its job.sqlite",
         fix=shell_line("ls", above),
     )

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from badcjobs.model import AUDIO_FAULTS, CHARTED, load_word, not_none
-from badcjobs.report.progress import KILLED, RUNNING, SILENT, state_of, state_words
-from badcjobs.report.rules_devices import LEAST_PEERS, LEAST_TRIES, find_stragglers, peer_groups
-from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, StateSummary, Summary, count_devices
+from badcjobs.report.progress import KILLED, OUTDATED, RUNNING, SILENT, state_words
+from badcjobs.report.rules_devices import LEAST_PEERS, LEAST_TRIES, Peer, find_stragglers, peer_groups
+from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, StateSummary, Summary, count_devices, ratio, sum_known
 from badcjobs.report.tables import Cell, Row, Table, columns
 from badcjobs.report.verdict import alert_lines
-from badcjobs.report.words import UNKNOWN, count, duration, energies, energy, fixed, memory, number, share_words
-from badcjobs.store.read_model import Completeness, DeviceFacts, TaskFacts
+from badcjobs.store.read_model import Completeness, DeviceFacts, GapFacts, TaskFacts
+from badcjobs.words import (
+    UNKNOWN,
+    count,
+    duration,
+    energies,
+    energy,
+    fixed,
+    memory,
+    number,
+    power,
+    share_words,
+    temperature,
+)
 
 MOST_ROWS = 200  # of a table, or names in a finding, on a page
-_LONGEST_MESSAGE, _SHORTEST_MESSAGE = 1000, 300
+_LONGEST_MESSAGE = 1000
+_SHORTEST_MESSAGE = 300
 _ALL_MESSAGES = 300_000  # characters: a page should stay small enough to send
 _NEARLY_ALL_OF_A_STATE = 90.0  # percent
 _LAST_LINE = 500  # characters of an engine error, in text
@@ -27,73 +40,96 @@ _LAST_LINE = 500  # characters of an engine error, in text
 
 def report_parts(summary: Summary, most: int, most_devices: int = 0) -> Iterator[tuple[str, list[str] | Table]]:
     """Yield the parts below the findings: a heading, and a table or the first lines of a list."""
-    facts, proof, labels = summary.facts, summary.completeness, summary.facts.labels
+    facts = summary.facts
+    proof = summary.completeness
     yield "Alerts", [f"alert: {line}" for line in alert_lines(summary.alerts)]
-    strays = [] if proof is None else [
-        ("in no task", proof.not_listed_examples, proof.not_listed or 0),
-        ("not in the source", proof.strangers_examples, proof.strangers or 0),
-    ]  # fmt: skip
-    for what, examples, many in strays:
-        yield f"Rows {what}", _first([f"{what}: {name}" for name in examples], many if examples else 0, most, "more")
+    for where, examples, many in (
+        ("in no task", proof.not_listed_examples, proof.not_listed),
+        ("not in the source", proof.strangers_examples, proof.strangers),
+    ):
+        if examples:
+            yield f"Rows {where}", _first([f"{where}: {name}" for name in examples], many or 0, most, "more")
     if summary.states:
         yield "Time and energy", state_table(summary.states)
     if summary.devices and most_devices:
         yield "Devices", device_table(summary, most_devices)
-    silent = frozenset(summary.tasks_silent)
-    unwell = [
-        f"task {task.name}: {state_words(task, silent)}; {task.done:,} done, {task.failed:,} failed,"
-        f" {task.pending:,} left"
-        for task in trouble_first(summary)
-        if task.verdict != "done"
-    ]
-    yield "Array tasks", _first(unwell, len(unwell), most, "more tasks (--json lists all)")
-    gaps = [f"gap: {g.reason} ({count(g.gaps, 'time')}, {duration(g.seconds)})" for g in facts.gaps if g.metric is None]
-    missing = sorted({(gap.metric, gap.reason) for gap in facts.gaps if gap.metric is not None})
-    yield "Gaps in telemetry", gaps + [f"not available: {metric}: {reason}" for metric, reason in missing]
-    if labels:
+    tasks = list(_unwell_tasks(summary))
+    yield "Array tasks", _first(tasks, len(tasks), most, "more tasks (--json lists all)")
+    yield "Gaps in telemetry", _gap_lines(facts.gaps)
+    if facts.labels:
         yield "Detections", label_table(summary, most).without("share")
-        yield "", _first([], len(labels) - most, 0, "more labels")
-    chunks = sorted(facts.failed, key=lambda c: c.error_class not in AUDIO_FAULTS)
-    every = max(most, sum(c.error_class in AUDIO_FAULTS for c in chunks))  # each file without audio is named
-    failed = [f"{c.status}: {failure(c.recording_id, c.chunk_id, c.error_class, c.error)}" for c in chunks]
-    yield (
-        "Failed chunks",
-        _first(failed, summary.failed, every, "more failed chunks (in job.sqlite, table chunk)"),
-    )
+        yield "", _first([], len(facts.labels) - most, 0, "more labels")
+    yield "Failed chunks", _failed_lines(summary, most)
     files = [f"file {path}: {remark}" for path, remark in facts.file_remarks]
     yield "Files with a remark", _first(files, len(files), most, "more files (in job.sqlite, table source_file)")
 
 
-def _first(lines: list[str], many: int, most: int, what: str) -> list[str]:
+def _unwell_tasks(summary: Summary) -> Iterator[str]:
+    for task in trouble_first(summary):
+        if task.verdict != "done":
+            counts = f"{task.done:,} done, {task.failed:,} failed, {task.pending:,} left"
+            yield f"task {task.name}: {state_words(task)}; {counts}"
+
+
+def _gap_lines(gaps: Sequence[GapFacts]) -> list[str]:
+    lines = []
+    missing = set()
+    for gap in gaps:
+        if gap.metric is None:
+            lines.append(f"gap: {gap.reason} ({count(gap.gaps, 'time')}, {duration(gap.seconds)})")
+        else:
+            missing.add((gap.metric, gap.reason))
+    return lines + [f"not available: {metric}: {reason}" for metric, reason in sorted(missing)]
+
+
+def _failed_lines(summary: Summary, most: int) -> list[str]:
+    """Return failed chunks; each file without audio is named."""
+    chunks = sorted(summary.facts.failed, key=lambda chunk: chunk.error_class not in AUDIO_FAULTS)
+    faults = sum(chunk.error_class in AUDIO_FAULTS for chunk in chunks)
+    lines = []
+    for chunk in chunks:
+        error = failure(chunk.recording_id, chunk.chunk_id, chunk.error_class, chunk.error)
+        lines.append(f"{chunk.status}: {error}")
+    return _first(lines, summary.failed, max(most, faults), "more failed chunks (in job.sqlite, table chunk)")
+
+
+def _first(lines: list[str], many: int, most: int, noun: str) -> list[str]:
     """Return the first of many lines, and how many more there are."""
     shown = lines[:most]
-    return shown + ([f"… and {many - len(shown):,} {what}"] if many > len(shown) else [])
+    if many > len(shown):
+        shown.append(f"… and {many - len(shown):,} {noun}")
+    return shown
 
 
 def failure(recording_id: str, chunk_id: str, error_class: str, error: str) -> str:
     """Return a failed chunk and the last line of the engine error."""
     name = recording_id if recording_id == chunk_id else f"{recording_id} {chunk_id}"
-    last = error.strip().rpartition("\n")[2][:_LAST_LINE]
-    return f"{name} ({error_class})" + (f": {last}" if last else "")
+    last_line = error.strip().rpartition("\n")[2][:_LAST_LINE]
+    ending = f": {last_line}" if last_line else ""
+    return f"{name} ({error_class}){ending}"
 
 
 # --- cells ------------------------------------------------------------------------------------------------------------
 
 
-def _cell(value: float | None, form: str = "{:,}") -> Cell:
-    return Cell(UNKNOWN if value is None else form.format(value), value)
+def _cell(value: float | None, write: Callable[[Any], str] = "{:,}".format) -> Cell:
+    return Cell(UNKNOWN if value is None else write(value), value)
 
 
-def _with_unit(value: float | None, unit: str, digits: int = 0) -> Cell:
-    return Cell(UNKNOWN if value is None else f"{number(value, digits)} {unit}", value)
+_percent = "{:.0f} %".format
 
 
-def _percent(value: float | None) -> Cell:
-    return _cell(value, "{:.0f} %")
+def _hours(hours: float) -> str:
+    return duration(hours * 3600) if hours < 0.1 else f"{number(hours, 2)} h"
 
 
-def _duration(seconds: float) -> Cell:
-    return Cell(duration(seconds), seconds)
+def _seconds(value: float) -> str:
+    return f"{number(value)} s"
+
+
+def _load(percent: float) -> str:
+    """Return a utilization with the word for it."""
+    return f"{percent:.0f} % {load_word(percent)}"
 
 
 # --- tasks and devices ------------------------------------------------------------------------------------------------
@@ -101,95 +137,126 @@ def _duration(seconds: float) -> Cell:
 
 def state_table(states: Mapping[str, StateSummary]) -> Table:
     """Return the time and energy of all devices by state; if a part is missing, how much of the time was measured."""
-    shown = [(words, states[state]) for state, words in STATE_WORDS.items() if state in states]
-    hours, busy = sum(s.gpu_hours for _, s in shown), not_none(s.busy_hours for _, s in shown)
-    known = not_none(s.energy_wh for _, s in shown)
-    measured = sum(s.gpu_hours * (s.measured_percent or 0.0) for _, s in shown) / hours if hours else None
-    whole = StateSummary(
-        hours, 100.0, sum(busy) if busy else None, sum(known) if known else None, 100.0 if known else None, measured
-    )
-    everything = [*shown, ("total", whole)]
-    joules = energies([found.energy_wh for _, found in everything])
-    rows: list[Row] = []
-    for (words, found), used in zip(everything, joules, strict=True):
-        shares = (found.share_percent, found.energy_share_percent, found.measured_percent)
-        of_time, of_energy, of_measured = map(Cell, map(share_words, shares), shares)
-        hours_of = (_hours(found.gpu_hours), of_time, _hours(found.busy_hours))
-        rows.append((words, *hours_of, Cell(used, found.energy_wh), of_energy, of_measured))
+    rows = [(STATE_WORDS[state], states[state]) for state in STATE_WORDS if state in states]
+    total = _total(states.values())
+    energies_wh = energies([state.energy_wh for _, state in [*rows, ("total", total)]])
+    lines = []
+    for (name, state), energy_wh in zip([*rows, ("total", total)], energies_wh, strict=True):
+        lines.append(
+            (
+                name,
+                _cell(state.gpu_hours, _hours),
+                _cell(state.share_percent, share_words),
+                _cell(state.busy_hours, _hours),
+                Cell(energy_wh, state.energy_wh),
+                _cell(state.energy_share_percent, share_words),
+                _cell(state.measured_percent, share_words),
+            )
+        )
     heads = columns(
         "<what the GPUs did", "GPU time", "of the time", "of it busy", "energy", "of the energy", "measured"
     )
-    table = Table("state-table", "What the GPUs did with their time and energy", heads, rows[:-1], rows[-1])
-    least = min(not_none(s.measured_percent for s in states.values()), default=100.0)
-    partly = bool(known) and ((measured or 0.0) < NEARLY_ALL or least < _NEARLY_ALL_OF_A_STATE)
-    return table if partly else table.without("measured")
+    table = Table("state-table", "What the GPUs did with their time and energy", heads, lines[:-1], lines[-1])
+    least = min(not_none(state.measured_percent for state in states.values()), default=100.0)
+    all_measured = (total.measured_percent or 0.0) >= NEARLY_ALL and least >= _NEARLY_ALL_OF_A_STATE
+    return table.without("measured") if total.energy_wh is None or all_measured else table
 
 
-def _hours(hours: float | None) -> Cell:
-    if hours is None:
-        return Cell(UNKNOWN, None)
-    return Cell(duration(hours * 3600) if hours < 0.1 else f"{number(hours, 2)} h", hours)
+def _total(states: Collection[StateSummary]) -> StateSummary:
+    hours = sum(state.gpu_hours for state in states)
+    energy_wh = sum_known(state.energy_wh for state in states)
+    measured = sum(state.gpu_hours * (state.measured_percent or 0.0) for state in states)
+    return StateSummary(
+        gpu_hours=hours,
+        share_percent=100.0,
+        busy_hours=sum_known(state.busy_hours for state in states),
+        energy_wh=energy_wh,
+        energy_share_percent=None if energy_wh is None else 100.0,
+        measured_percent=ratio(measured, hours),
+    )
 
 
 def device_table(summary: Summary, most: int = MOST_ROWS) -> Table:
     """Return the devices of all tasks, those with trouble first; if there are too many, the least busy."""
-    chosen, many = sorted(summary.devices, key=_device_rank)[:most], len(summary.devices)
+    devices = summary.devices
     heads = columns(
-        "<task", "<device", "<model", "working", "start-up", "waiting", "busy", "util.", "p50/p95/max", "memory",
-        "hottest", "power", "energy", "samples", "gaps",
-    )  # fmt: skip
-    rows: list[Row] = []
-    for d in chosen:
-        load, energy_wh = d.metrics.get("utilization_percent"), d.energy_j and d.energy_j / 3600
-        ranks = "/".join(fixed(one, 0) for one in (load.p50, load.p95, load.maximum)) if load else UNKNOWN
-        gaps = duration(d.gap_s) if d.gap_s else "none" if d.samples else UNKNOWN
-        times_s = [d.state_s.get(state, 0.0) for state in ("working", "start_up", "waiting")]
-        shares = [_percent(100 * time_s / d.total_s if d.total_s > 0 else None) for time_s in times_s]
-        rows.append((
-            d.task, d.label, d.name or UNKNOWN, *shares,
-            _percent(d.busy_mean_percent), _load(d.utilization_mean_percent),
-            Cell(ranks, None if load is None else load.p50),
-            Cell(memory(d.memory_peak_bytes), d.memory_peak_bytes), _with_unit(d.temperature_max_c, "°C"),
-            _with_unit(d.power_mean_w, "W"), Cell(energy(energy_wh), energy_wh), _cell(d.samples), Cell(gaps, d.gap_s),
-        ))  # fmt: skip
-    table = Table("device-table", _caption("Devices", many, "device_summary", most), heads, rows, of=many)
-    one_model = len({device.name for device in summary.devices}) == 1
+        "<task",
+        "<device",
+        "<model",
+        "working",
+        "start-up",
+        "waiting",
+        "busy",
+        "util.",
+        "p50/p95/max",
+        "memory",
+        "hottest",
+        "power",
+        "energy",
+        "samples",
+        "gaps",
+    )
+    rows = [_device_row(device) for device in sorted(devices, key=_device_rank)[:most]]
+    caption = _caption("Devices", len(devices), "device_summary", most)
+    table = Table("device-table", caption, heads, rows, of=len(devices))
+    one_model = len({device.name for device in devices}) == 1
     return table.without("model") if one_model else table  # the model is named above the table
 
 
-def _load(percent: float | None) -> Cell:
-    """Return a utilization with the word for it."""
-    return Cell(UNKNOWN if percent is None else f"{percent:.0f} % {load_word(percent)}", percent)
+def _device_row(device: DeviceFacts) -> Row:
+    total_s = device.total_s
+    shares: list[float | None] = [None, None, None]
+    if total_s > 0:
+        shares = [100 * device.state_s.get(state, 0.0) / total_s for state in ("working", "start_up", "waiting")]
+    ranks = Cell(UNKNOWN, None)
+    utilization = device.metrics.get("utilization_percent")
+    if utilization is not None:
+        values = (utilization.p50, utilization.p95, utilization.maximum)
+        ranks = Cell("/".join(fixed(value, 0) for value in values), utilization.p50)
+    gaps = duration(device.gap_s) if device.gap_s else "none"
+    if not device.gap_s and not device.samples:
+        gaps = UNKNOWN
+    energy_wh = device.energy_j and device.energy_j / 3600
+    return (
+        device.task,
+        device.label,
+        device.name or UNKNOWN,
+        *(_cell(share, _percent) for share in shares),
+        _cell(device.busy_mean_percent, _percent),
+        _cell(device.utilization_mean_percent, _load),
+        ranks,
+        _cell(device.memory_peak_bytes, memory),
+        _cell(device.temperature_max_c, temperature),
+        _cell(device.power_mean_w, power),
+        _cell(energy_wh, energy),
+        _cell(device.samples),
+        Cell(gaps, device.gap_s),
+    )
 
 
 def _device_rank(device: DeviceFacts) -> tuple[bool, float]:
     """Return the sort key of a device: failed or lost work first, then the least busy."""
-    busy = device.utilization_mean_percent if device.busy_mean_percent is None else device.busy_mean_percent
-    return not (device.work.gave_up or device.work.failed or device.work.lost), 101.0 if busy is None else busy
+    trouble = device.work.gave_up or device.work.failed or device.work.lost
+    busy = device.busy_mean_percent
+    if busy is None:
+        busy = device.utilization_mean_percent
+    return not trouble, 101.0 if busy is None else busy
 
 
-def _caption(words: str, many: int, table: str, most: int = MOST_ROWS) -> str:
+def _caption(noun: str, many: int, table: str, most: int = MOST_ROWS) -> str:
     """Return the caption of a table; if it has only the first of many rows, with the command that writes all."""
     if many <= most:
-        return words
-    return (
-        f"{words}: the first {most} of {many:,}, trouble first; all of them:"
-        f" badcjobs export job.sqlite --table {table} -o {table}.csv"
-    )
+        return noun
+    command = f"badcjobs export job.sqlite --table {table} -o {table}.csv"
+    return f"{noun}: the first {most} of {many:,}, trouble first; all of them: {command}"
+
+
+_ORDER = {KILLED: 0, "failed": 1, SILENT: 2, "stopped": 3, RUNNING: 4, OUTDATED: 4}
 
 
 def trouble_first(summary: Summary) -> list[TaskFacts]:
-    """Return the tasks; those that need attention come first."""
-    silent = frozenset(summary.tasks_silent)
-
-    def rank(task: TaskFacts) -> tuple[int, int]:
-        state = SILENT if task.name in silent else state_of(task, None)
-        return (_ORDER.index(state) if state in _ORDER else len(_ORDER)), -task.failed
-
-    return sorted(summary.facts.tasks, key=rank)
-
-
-_ORDER = (KILLED, "failed", SILENT, "stopped", RUNNING)  # then done
+    """Return the tasks; those that need attention come first, and those that are done last."""
+    return sorted(summary.facts.tasks, key=lambda task: (_ORDER.get(task.state, len(_ORDER)), -task.failed))
 
 
 # --- stragglers: devices that were slower than others of the same model -----------------------------------------------
@@ -204,40 +271,51 @@ def straggler_table(summary: Summary) -> tuple[Table | None, str]:
     needed = f"this needs {LEAST_PEERS} devices of one model with the same work and {LEAST_TRIES} chunks each"
     if not groups:
         return None, f"No devices were compared: {needed}." if summary.devices else "No device was used."
-    rows: list[Row] = []
+    rows = []
     medians = []
     for peers in groups:
-        middle, model = median(peer.rate for peer in peers), peers[0].rows[0].name or "same model"
+        middle = median(peer.rate for peer in peers)
+        model = peers[0].rows[0].name or "same model"
         medians.append(f"{number(middle)} {peers[0].unit} on {model}")
-        for peer in find_stragglers(peers):
-            degrees = not_none(row.temperature_max_c for row in peer.rows)
-            rows.append(
-                (peer.label, model, _percent(100 * peer.rate / middle), _with_unit(peer.rate, peer.unit, 1),
-                 _with_unit(peer.chunk_p50_s, "s", 1),
-                 _with_unit(max(row.work.chunk_max_s or 0.0 for row in peer.rows), "s", 1),
-                 _with_unit(max(degrees, default=None), "°C"), peer.held_back or UNKNOWN)
-            )  # fmt: skip
+        rows += [_straggler_row(peer, model, middle) for peer in find_stragglers(peers)]
     compared = sum(map(len, groups))
-    words = f"{count(compared, 'device')} compared with the median speed of the same model while working: "
-    words += f"{'; '.join(medians)}."
-    if left := count_devices(summary.devices) - compared:
-        words += f" {count(left, 'other was', 'others were')} not compared: {needed}."
-    heads = columns("<device", "<model", "of the median speed", "speed", "chunk p50", "longest", "hottest",
-                    "<held back by")  # fmt: skip
+    about = f"{count(compared, 'device')} compared with the median speed of the same model while working: "
+    about += f"{'; '.join(medians)}."
+    left = count_devices(summary.devices) - compared
+    if left:
+        about += f" {count(left, 'other was', 'others were')} not compared: {needed}."
     if len(rows) > MOST_ROWS:
-        words += f" The table shows {MOST_ROWS} of {len(rows):,} slow devices; --json lists all in the finding."
+        about += f" The table shows {MOST_ROWS} of {len(rows):,} slow devices; --json lists all in the finding."
+    heads = columns(
+        "<device", "<model", "of the median speed", "speed", "chunk p50", "longest", "hottest", "<held back by"
+    )
     caption = "Devices that were slower than their peers by more than chance"
-    return Table("straggler-table", caption, heads, rows[:MOST_ROWS], of=len(rows)), words
+    return Table("straggler-table", caption, heads, rows[:MOST_ROWS], of=len(rows)), about
+
+
+def _straggler_row(peer: Peer, model: str, middle: float) -> Row:
+    hottest_c = max(not_none(row.temperature_max_c for row in peer.rows), default=None)
+    longest_s = max(row.work.chunk_max_s or 0.0 for row in peer.rows)
+    return (
+        peer.label,
+        model,
+        _cell(100 * peer.rate / middle, _percent),
+        Cell(f"{number(peer.rate)} {peer.unit}", peer.rate),
+        _cell(peer.chunk_p50_s, _seconds),
+        _cell(longest_s, _seconds),
+        _cell(hottest_c, temperature),
+        peer.held_back or UNKNOWN,
+    )
 
 
 # --- the charts in numbers --------------------------------------------------------------------------------------------
 
 # metric → its name, and its value in words
 SPOKEN: Mapping[str, tuple[str, Callable[[float], str]]] = {
-    "utilization_percent": ("utilization", lambda value: _load(value).words),
+    "utilization_percent": ("utilization", _load),
     "memory_used_bytes": ("memory in use", lambda value: memory(round(value))),
-    "temperature_c": ("temperature", lambda value: f"{value:.0f} °C"),
-    "power_w": ("power", lambda value: f"{value:.0f} W"),
+    "temperature_c": ("temperature", temperature),
+    "power_w": ("power", power),
 }
 
 
@@ -245,18 +323,31 @@ def reading_table(summary: Summary) -> Table:
     """Return the numbers of each charted metric over all devices."""
     rows: list[Row] = []
     for metric in CHARTED:
-        found = [d.metrics[metric] for d in summary.devices if metric in d.metrics]
-        if found:
-            name, say = SPOKEN[metric]
-            samples = sum(m.samples for m in found)
-            values = (
-                min(m.minimum for m in found), min(m.mean for m in found),
-                sum(m.mean * m.samples for m in found) / samples, max(m.mean for m in found),
-                max(m.p95 for m in found), max(m.maximum for m in found),
-            )  # fmt: skip
-            rows.append((name, *(Cell(say(value), value) for value in values), _cell(samples)))
-    heads = columns("<metric", "smallest reading", "lowest mean of a device", "mean of all", "highest mean of a device",
-             "highest p95 of a device", "largest reading", "samples")  # fmt: skip
+        readings = [device.metrics[metric] for device in summary.devices if metric in device.metrics]
+        if not readings:
+            continue
+        name, say = SPOKEN[metric]
+        means = [reading.mean for reading in readings]
+        samples = sum(reading.samples for reading in readings)
+        values = (
+            min(reading.minimum for reading in readings),
+            min(means),
+            sum(reading.mean * reading.samples for reading in readings) / samples,
+            max(means),
+            max(reading.p95 for reading in readings),
+            max(reading.maximum for reading in readings),
+        )
+        rows.append((name, *(Cell(say(value), value) for value in values), _cell(samples)))
+    heads = columns(
+        "<metric",
+        "smallest reading",
+        "lowest mean of a device",
+        "mean of all",
+        "highest mean of a device",
+        "highest p95 of a device",
+        "largest reading",
+        "samples",
+    )
     return Table("reading-table", "The charts in numbers, over all devices and the full time", heads, rows)
 
 
@@ -273,54 +364,105 @@ def bar_table(edges_s: Sequence[float], counts: Sequence[int]) -> Table:
 # --- the lists of the page --------------------------------------------------------------------------------------------
 
 
-def page_tables(summary: Summary) -> Iterator[tuple[str, str, Table, str, str]]:
-    """Yield the lists of a page: section, heading, table, the text for an empty table, and the text above the table."""
-    facts, models = summary.facts, {device.name or "" for device in summary.devices}
-    caption = "Chunks that failed for good"
-    if summary.failed > len(facts.failed):
-        caption = (
-            f"The first {len(facts.failed):,} of {summary.failed:,} chunks that failed for good; job.sqlite has all"
+class PageTable(NamedTuple):
+    """A section of the page with one table."""
+
+    section: str
+    heading: str
+    table: Table
+    empty: str = "None."  # the text for an empty table
+    about: str = ""  # the text above the table
+
+
+def page_tables(summary: Summary) -> Iterator[PageTable]:
+    """Yield the lists of a page."""
+    facts = summary.facts
+    yield PageTable("failed", "Failed chunks", _failed_table(summary), "No chunk failed for good.")
+    yield PageTable("heard", "Detections", label_table(summary), "No detections.")
+    yield PageTable("tasks", "Array tasks", _task_table(summary))
+    yield PageTable("devices", "Devices", device_table(summary), "No device was used.", _about_devices(summary))
+    heads = columns("<kind", "<severity", "alerts", "devices", "longest", "<<for example")
+    alerts: list[Row] = [
+        (
+            alert.kind.replace("_", " "),
+            alert.severity,
+            _cell(alert.alerts),
+            _cell(alert.devices),
+            _cell(alert.longest_s, duration),
+            alert.example,
         )
-    longest = max(_SHORTEST_MESSAGE, min(_LONGEST_MESSAGE, _ALL_MESSAGES // max(1, len(facts.failed))))
+        for alert in sorted(summary.alerts, key=lambda alert: alert.severity != "critical")
+    ]
+    yield PageTable("alerts", "Alerts", Table("alert-table", "Alerts, by kind", heads, alerts))
+    heads = columns("<reason", "<what", "gaps", "time", "tasks")
+    gaps: list[Row] = [
+        (gap.reason, gap.metric or "all readings", _cell(gap.gaps), _cell(gap.seconds, duration), _cell(gap.tasks))
+        for gap in sorted(facts.gaps, key=lambda gap: (gap.metric is not None, -gap.seconds))
+    ]
+    table = Table("gap-table", "Time without readings, by reason", heads, gaps)
+    yield PageTable("gaps", "Gaps in telemetry", table)
+    many = len(facts.file_remarks)
+    caption = _caption("Files with a remark", many, "source_file")
+    table = Table("file-table", caption, columns("<file", "<<remark"), facts.file_remarks[:MOST_ROWS], of=many)
+    yield PageTable("files", "Files with a remark", table)
+
+
+def _failed_table(summary: Summary) -> Table:
+    chunks = summary.facts.failed
+    caption = "Chunks that failed for good"
+    if summary.failed > len(chunks):
+        caption = f"The first {len(chunks):,} of {summary.failed:,} chunks that failed for good; job.sqlite has all"
+    longest = max(_SHORTEST_MESSAGE, min(_LONGEST_MESSAGE, _ALL_MESSAGES // max(1, len(chunks))))
     heads = columns("<recording", "<chunk", "<state", "tries", "<class", "<<error")
     rows: list[Row] = [
-        (c.recording_id, c.chunk_id, c.status, _cell(c.attempts), c.error_class, shortened(c.error, longest))
-        for c in facts.failed
+        (
+            chunk.recording_id,
+            chunk.chunk_id,
+            chunk.status,
+            _cell(chunk.attempts),
+            chunk.error_class,
+            shortened(chunk.error, longest),
+        )
+        for chunk in chunks
     ]
-    yield "failed", "Failed chunks", Table("failed-table", caption, heads, rows), "No chunk failed for good.", ""
-    yield "heard", "Detections", label_table(summary), "No detections.", ""
-    heads = columns("<task", "<node", "<verdict", "exit code", "devices", "done", "failed", "left", "audio",
-                    "wall time")  # fmt: skip
-    silent, many = frozenset(summary.tasks_silent), len(facts.tasks)
-    rows = [
-        (t.name, t.node, state_words(t, silent), _cell(t.exit_code), _cell(t.devices), _cell(t.done),
-         _cell(t.failed), _cell(t.pending), _duration(t.audio_s), _duration(t.wall_s))
-        for t in trouble_first(summary)[:MOST_ROWS]
-    ]  # fmt: skip
-    caption = _caption("Array tasks", many, "task_summary")
-    yield "tasks", "Array tasks", Table("task-table", caption, heads, rows, of=many), "None.", ""
-    many, backends = count_devices(summary.devices), ", ".join(sorted({device.backend for device in summary.devices}))
-    each = f"{count(many, 'device')}, one row per array task that used it. " if many < len(summary.devices) else ""
-    model = f"Model: {'; '.join(models)}. " if len(models) == 1 and all(models) else ""
-    words = f"{each}{model}Readings come from {backends}." if backends else ""
-    yield "devices", "Devices", device_table(summary), "No device was used.", words
-    heads = columns("<kind", "<severity", "alerts", "devices", "longest", "<<for example")
-    rows = [
-        (a.kind.replace("_", " "), a.severity, _cell(a.alerts), _cell(a.devices), _duration(a.longest_s), a.example)
-        for a in sorted(summary.alerts, key=lambda alert: alert.severity != "critical")
+    return Table("failed-table", caption, heads, rows)
+
+
+def _task_table(summary: Summary) -> Table:
+    heads = columns(
+        "<task", "<node", "<verdict", "exit code", "devices", "done", "failed", "left", "audio", "wall time"
+    )
+    rows: list[Row] = [
+        (
+            task.name,
+            task.node,
+            state_words(task),
+            _cell(task.exit_code),
+            _cell(task.devices),
+            _cell(task.done),
+            _cell(task.failed),
+            _cell(task.pending),
+            _cell(task.audio_s, duration),
+            _cell(task.wall_s, duration),
+        )
+        for task in trouble_first(summary)[:MOST_ROWS]
     ]
-    yield "alerts", "Alerts", Table("alert-table", "Alerts, by kind", heads, rows), "None.", ""
-    heads = columns("<reason", "<what", "gaps", "time", "tasks")
-    rows = [
-        (g.reason, g.metric or "all readings", _cell(g.gaps), _duration(g.seconds), _cell(g.tasks))
-        for g in sorted(facts.gaps, key=lambda gap: (gap.metric is not None, -gap.seconds))
-    ]
-    gaps = Table("gap-table", "Time without readings, by reason", heads, rows)
-    yield "gaps", "Gaps in telemetry", gaps, "None.", ""
-    many, heads = len(facts.file_remarks), columns("<file", "<<remark")
-    caption = _caption("Files with a remark", many, "source_file")
-    remarks = Table("file-table", caption, heads, facts.file_remarks[:MOST_ROWS], of=many)
-    yield "files", "Files with a remark", remarks, "None.", ""
+    caption = _caption("Array tasks", summary.tasks, "task_summary")
+    return Table("task-table", caption, heads, rows, of=summary.tasks)
+
+
+def _about_devices(summary: Summary) -> str:
+    if not summary.devices:
+        return ""
+    many = count_devices(summary.devices)
+    models = {device.name for device in summary.devices}
+    backends = sorted({device.backend for device in summary.devices})
+    sentences = [f"Readings come from {', '.join(backends)}."]
+    if len(models) == 1 and all(models):
+        sentences.insert(0, f"Model: {models.pop()}.")
+    if many < len(summary.devices):
+        sentences.insert(0, f"{count(many, 'device')}, one row per array task that used it.")
+    return " ".join(sentences)
 
 
 def shortened(message: str, longest: int) -> str:
@@ -334,41 +476,48 @@ def shortened(message: str, longest: int) -> str:
 
 def label_table(summary: Summary, most: int | None = None) -> Table:
     """Return the detections by label, or the most frequent labels."""
-    total = sum(many for _, _, many in summary.facts.labels)
-    rows = [
-        (label, name or "", _cell(many), _cell(100 * many / total, "{:.1f} %"))
+    total = summary.detections
+    rows: list[Row] = [
+        (label, name or "", _cell(many), _cell(100 * many / total, "{:.1f} %".format))
         for label, name, many in summary.facts.labels[:most]
     ]
     return Table("label-table", "Detections by label", columns("<label", "<name", "detections", "share"), rows)
 
 
-def stray_table(proof: Completeness | None) -> Table:
+def stray_table(proof: Completeness) -> Table:
     """Return rows that are in the source or in the job, but not in both."""
-    kinds = () if proof is None else (
-        ("in the source, in no task", proof.not_listed, proof.not_listed_examples),
-        ("in the job, not in the source", proof.strangers, proof.strangers_examples),
-    )  # fmt: skip
-    rows = [(where, _cell(many), "\n".join(examples)) for where, many, examples in kinds if examples]
+    rows: list[Row] = []
+    for where, examples, many in (
+        ("in the source, in no task", proof.not_listed_examples, proof.not_listed),
+        ("in the job, not in the source", proof.strangers_examples, proof.strangers),
+    ):
+        if examples:
+            rows.append((where, _cell(many), "\n".join(examples)))
     return Table("stray-table", "Rows that do not match", columns("<where", "rows", "<<first rows"), rows)
 
 
 def setting_table(values: Mapping[str, Any]) -> Table:
     """Return the settings, without those that are not set."""
-    rows = []
+    rows: list[Row] = []
     for name, value in sorted(flat_settings(values).items()):
+        if value is None or value in ([], ()):
+            continue
         if isinstance(value, bool):
-            rows.append((name, "yes" if value else "no"))
+            text = "yes" if value else "no"
         elif isinstance(value, list | tuple):
-            rows += [(name, "\n".join(map(str, value)))] if value else []
-        elif value is not None:
-            rows.append((name, str(value)))
+            text = "\n".join(map(str, value))
+        else:
+            text = str(value)
+        rows.append((name, text))
     return Table("setting-table", "Settings", columns("<setting", "<<value"), rows)
 
 
 def flat_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with the keys of a table as dotted names: alerts.idle_s."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in settings.items():
-        inner = value if isinstance(value, Mapping) else None
-        found.update({key: value} if inner is None else {f"{key}.{name}": item for name, item in inner.items()})
-    return found
+        if isinstance(value, Mapping):
+            flat |= {f"{key}.{name}": item for name, item in value.items()}
+        else:
+            flat[key] = value
+    return flat

@@ -9,18 +9,18 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from badcjobs import __version__
 from badcjobs.model import CHARTED, ChartData, not_none
 from badcjobs.report import job_tables as tables
 from badcjobs.report.summary import STATE_WORDS, Finding, Summary, count_devices, devices_words
-from badcjobs.report.tables import table_html
+from badcjobs.report.tables import Table, table_html
 from badcjobs.report.verdict import MOST_FINDINGS, Verdict, bar, headlines, verdict_of
-from badcjobs.report.words import count, escape, number, period, share_words
+from badcjobs.version import __version__
+from badcjobs.words import count, escape, number, period, share_words
 
 if TYPE_CHECKING:
     from badcjobs.report.charts import Charts
@@ -43,8 +43,8 @@ _MOVES = (
     ("all", "Show all", "All"),
 )
 _BUTTONS = "".join(
-    f'<button type="button" data-move="{move}" title="{words}" aria-label="{words}">{sign}</button>'
-    for move, words, sign in _MOVES
+    f'<button type="button" data-move="{move}" title="{title}" aria-label="{title}">{sign}</button>'
+    for move, title, sign in _MOVES
 )
 _TIME = f'<span class="moves" role="group" aria-label="Time">{_BUTTONS}</span>'
 _HOW_TO_READ = (
@@ -72,36 +72,53 @@ def page(summary: Summary, title: str, charts: ChartData | None = None) -> str:
     sections = not_none(_sections(summary, charts, drawn))
     footer = " from the job database. <code>badcjobs guide report</code> explains every number."
     skip = '<a class="skip" href="#numbers">Skip to the numbers</a>\n'
-    parts = None if drawn is None or not drawn.places else (drawn.chart_code, drawn.script, drawn.data)
+    parts = None
+    if drawn is not None and drawn.places:
+        parts = (drawn.chart_code, drawn.script, drawn.data)
     return whole_page(title, header, sections, footer, parts, skip)
 
 
 def _header(summary: Summary, title: str) -> str:
     """Return the first screen: did it work, what did it cost, what is wrong, what to do next."""
     verdict = verdict_of(summary)
-    about = [count(summary.tasks, "array task"), count(count_devices(summary.devices), "device")]
-    about.append(count(len({task.node for task in summary.facts.tasks}), "node"))
-    if summary.started_at_ms is not None and summary.last_sign_ms is not None:
-        about.append(period(summary.started_at_ms, summary.last_sign_ms))
-    engines = sorted({task.engine for task in summary.facts.tasks if task.engine})
-    about += [f"engine {', '.join(engines)}"] if engines else []
-    said = "".join(f"<dt>{name.capitalize()}</dt><dd>{escape(words)}</dd>" for name, words in verdict.lines)
-    steps = "".join(
-        f"{paragraph(words[:1].upper() + words[1:]) if words else ''}<pre>{escape(command)}</pre>"
-        for words, command in verdict.next
-    )
-    heading, more = "What to change" if summary.findings else "Findings", len(summary.findings) - MOST_FINDINGS
-    rest = f'<p class="quiet"><a href="#findings">{count(more, "more finding")}</a></p>' if more > 0 else ""
+    lines = "".join(f"<dt>{name.capitalize()}</dt><dd>{escape(words)}</dd>" for name, words in verdict.lines)
     return (
         f'<p class="kicker">badcjobs report</p><h1>{escape(title)}</h1>'
         f'<p class="outcome"><strong class="verdict {verdict.state}">{escape(verdict.word)}</strong>'
         f"{escape(verdict.counts)}</p>{_bar(verdict)}"
-        f'<p class="about">{escape(" · ".join(about))}</p><dl class="words">{said}</dl>'
-        f'<div class="first"><section aria-label="Findings"><h2>{heading}</h2>'
-        f"{_finding_list(summary.findings[:MOST_FINDINGS]) or paragraph(verdict.no_findings, 'well')}{rest}</section>"
-        + (f'<section aria-label="Next"><h2>Next</h2>{steps}</section>' if steps else "")
-        + "</div>"
+        f'<p class="about">{escape(" · ".join(_about(summary)))}</p><dl class="words">{lines}</dl>'
+        f'<div class="first">{_first_findings(summary, verdict)}{_next(verdict)}</div>'
     )
+
+
+def _about(summary: Summary) -> Iterator[str]:
+    """Yield how large the job was, when it ran, and its engines."""
+    yield count(summary.tasks, "array task")
+    yield count(count_devices(summary.devices), "device")
+    yield count(len({task.node for task in summary.facts.tasks}), "node")
+    if summary.started_at_ms is not None and summary.last_sign_ms is not None:
+        yield period(summary.started_at_ms, summary.last_sign_ms)
+    engines = sorted({task.engine for task in summary.facts.tasks if task.engine})
+    if engines:
+        yield f"engine {', '.join(engines)}"
+
+
+def _first_findings(summary: Summary, verdict: Verdict) -> str:
+    heading = "What to change" if summary.findings else "Findings"
+    body = _finding_list(summary.findings[:MOST_FINDINGS]) or paragraph(verdict.no_findings, "well")
+    more = len(summary.findings) - MOST_FINDINGS
+    if more > 0:
+        body += f'<p class="quiet"><a href="#findings">{count(more, "more finding")}</a></p>'
+    return f'<section aria-label="Findings"><h2>{heading}</h2>{body}</section>'
+
+
+def _next(verdict: Verdict) -> str:
+    steps = ""
+    for words, command in verdict.next:
+        if words:
+            steps += paragraph(words[0].upper() + words[1:])
+        steps += f"<pre>{escape(command)}</pre>"
+    return f'<section aria-label="Next"><h2>Next</h2>{steps}</section>' if steps else ""
 
 
 def _bar(verdict: Verdict) -> str:
@@ -113,10 +130,11 @@ def _bar(verdict: Verdict) -> str:
     return f'<div class="progress" role="img" aria-label="{escape(verdict.counts)}">{spans}</div>'
 
 
-def _sections(summary: Summary, data: ChartData | None, drawn: Charts | None) -> Iterable[Section | None]:
+def _sections(summary: Summary, data: ChartData | None, drawn: Charts | None) -> Iterator[Section | None]:
     yield _numbers(summary)
-    if others := summary.findings[MOST_FINDINGS:]:
-        yield Section("findings", "More findings", _finding_list(others), len(others))
+    findings = summary.findings[MOST_FINDINGS:]
+    if findings:
+        yield Section("findings", "More findings", _finding_list(findings), len(findings))
     yield _timeline(summary, data, drawn)
     yield _load(summary, drawn)
     yield _durations(summary, drawn)
@@ -124,73 +142,95 @@ def _sections(summary: Summary, data: ChartData | None, drawn: Charts | None) ->
     if slow is None:
         yield Section("stragglers", "Stragglers", paragraph(compared), folded=True)
     else:
-        body = paragraph(compared, "quiet") + (table_html(slow) if slow.rows else "")
-        yield Section("stragglers", "Stragglers", body, slow.of, folded=True)
-    for name, heading, table, empty, words in tables.page_tables(summary):
-        body = table_html(table) if table.rows else paragraph(empty)
-        body = (paragraph(words, "quiet") if words else "") + body
-        yield Section(name, heading, body, table.of or len(table.rows), folded=True)
+        yield Section("stragglers", "Stragglers", _table(slow, compared), slow.of, folded=True)
+    for part in tables.page_tables(summary):
+        table = part.table
+        body = _table(table, part.about, part.empty)
+        yield Section(part.section, part.heading, body, table.of or len(table.rows), folded=True)
     yield _settings(summary, data)
 
 
+def _table(table: Table, about: str, empty: str = "") -> str:
+    """Return a table with the text above it; without rows, the text for an empty table."""
+    body = paragraph(about, "quiet") if about else ""
+    if table.rows:
+        body += table_html(table)
+    elif empty:
+        body += paragraph(empty)
+    return body
+
+
 def _numbers(summary: Summary) -> Section:
-    words = "".join(f"<dt>{escape(name)}</dt><dd>{escape(said)}</dd>" for name, said in headlines(summary))
+    lines = "".join(f"<dt>{escape(name)}</dt><dd>{escape(words)}</dd>" for name, words in headlines(summary))
+    body = f'<dl class="words">{lines}</dl>'
     stray = tables.stray_table(summary.completeness)
-    strays = f"<h3>Rows that do not match</h3>{table_html(stray)}" if stray.rows else ""
-    return Section("numbers", "Numbers", f'<dl class="words">{words}</dl>{strays}', folded=True)
+    if stray.rows:
+        body += f"<h3>Rows that do not match</h3>{table_html(stray)}"
+    return Section("numbers", "Numbers", body, folded=True)
 
 
 def _finding_list(findings: Sequence[Finding]) -> str:
     """Return what was found and its fix; the evidence is folded."""
-    items = ""
-    for finding in findings:
-        evidence = "".join(f"<li>{escape(line)}</li>" for line in finding.evidence)
-        lines = f"<pre>{escape(chr(10).join(finding.lines))}</pre>" if finding.lines else ""
-        more = len(finding.subjects) - tables.MOST_ROWS
-        words = "; ".join(finding.subjects[: tables.MOST_ROWS])
-        words += f" and {more:,} more (--json lists all)" if more > 0 else ""
-        subjects = paragraph(words, "quiet") if words else ""
-        items += (
-            f'<li><article class="finding {escape(finding.severity)}">'
-            f'<h3><span class="severity">{escape(finding.severity)}</span>{escape(finding.sentence)}</h3>'
-            f"{paragraph(finding.advice) if finding.advice else ''}{lines}"
-            f"{folded('Evidence', f'<ul>{evidence}</ul>{subjects}')}</article></li>"
-        )
+    items = "".join(f"<li>{_finding(finding)}</li>" for finding in findings)
     return f'<ul class="findings">{items}</ul>' if items else ""
+
+
+def _finding(finding: Finding) -> str:
+    severity = escape(finding.severity)
+    body = paragraph(finding.advice) if finding.advice else ""
+    if finding.lines:
+        lines = "\n".join(finding.lines)
+        body += f"<pre>{escape(lines)}</pre>"
+    evidence = "".join(f"<li>{escape(line)}</li>" for line in finding.evidence)
+    evidence = f"<ul>{evidence}</ul>"
+    if finding.subjects:
+        subjects = "; ".join(finding.subjects[: tables.MOST_ROWS])
+        more = len(finding.subjects) - tables.MOST_ROWS
+        if more > 0:
+            subjects += f" and {more:,} more (--json lists all)"
+        evidence += paragraph(subjects, "quiet")
+    return (
+        f'<article class="finding {severity}">'
+        f'<h3><span class="severity">{severity}</span>{escape(finding.sentence)}</h3>'
+        f"{body}{folded('Evidence', evidence)}</article>"
+    )
 
 
 def _timeline(summary: Summary, data: ChartData | None, drawn: Charts | None) -> Section | None:
     """Return what each device did over time; without charts, how to get them."""
     if not summary.devices:
         return None
-    numbers = table_html(tables.state_table(summary.states)) if summary.states else ""
-    if data is None or drawn is None:
-        missing = NO_CHARTS if data is not None else ""
-        return Section("timeline", "What the devices did", missing + numbers) if missing or numbers else None
-    if "timeline" not in drawn.places:
-        return Section("timeline", "What the devices did", paragraph("There are no data over time.") + numbers)
-    shares = [
-        f"{STATE_WORDS[state]} {share_words(found.share_percent)}"
-        for state, found in summary.states.items()
-        if found.share_percent is not None
-    ]
+    body = table_html(tables.state_table(summary.states)) if summary.states else ""
+    if drawn is not None and "timeline" in drawn.places:
+        body = _timeline_chart(summary, drawn) + body
+    elif drawn is not None:
+        body = paragraph("There are no data over time.") + body
+    elif data is not None:
+        body = NO_CHARTS + body
+    return Section("timeline", "What the devices did", body) if body else None
+
+
+def _timeline_chart(summary: Summary, drawn: Charts) -> str:
     from badcjobs.report.chart_figures import STATE_COLORS
 
+    shares = [
+        f"{STATE_WORDS[state]} {share_words(time.share_percent)}"
+        for state, time in summary.states.items()
+        if time.share_percent is not None
+    ]
     legend = "".join(
         f'<li><span style="background:{color}"></span>{escape(STATE_WORDS[state])}</li>'
         for state, color in STATE_COLORS.items()
         if state in summary.states
     )
-    words = f"Timeline of {devices_words(summary.devices)}. Share of the time: {', '.join(shares)}."
+    spoken = f"Timeline of {devices_words(summary.devices)}. Share of the time: {', '.join(shares)}."
     find = _FIND if len(summary.devices) > _MANY_ROWS else ""
-    body = (
+    notes = "".join(paragraph(note, "quiet") for note in drawn.notes)
+    return (
         f'<div class="bar controls">{_TIME}{_ROWS}{find}</div>'
         f'<ul class="legend" aria-label="Colours of the timeline">{legend}</ul>'
-        + figure("timeline", drawn.places["timeline"], words, _HOW_TO_ZOOM, over_time=True)
-        + "".join(paragraph(note, "quiet") for note in drawn.notes)
-        + numbers
+        f"{figure('timeline', drawn.places['timeline'], spoken, _HOW_TO_ZOOM, over_time=True)}{notes}"
     )
-    return Section("timeline", "What the devices did", body)
 
 
 def _load(summary: Summary, drawn: Charts | None) -> Section | None:
@@ -199,20 +239,24 @@ def _load(summary: Summary, drawn: Charts | None) -> Section | None:
         return None
     if not any(metric in drawn.places for metric in CHARTED):
         return Section("load", "Load", paragraph("There are no readings: this job has no telemetry."))
-    figures = ""
+    charts = ""
     for metric in CHARTED:
         name = tables.SPOKEN[metric][0].capitalize()
-        words = f"{name} over time; see the table “The same in numbers” below the charts."
-        place = drawn.places.get(metric)
-        chart = paragraph("Not available.", "quiet") if place is None else figure(metric, place, words, over_time=True)
-        figures += f"<div><h3>{escape(name)}</h3>{chart}</div>"
-    table = tables.reading_table(summary)
+        chart = paragraph("Not available.", "quiet")
+        if metric in drawn.places:
+            spoken = f"{name} over time; see the table “The same in numbers” below the charts."
+            chart = figure(metric, drawn.places[metric], spoken, over_time=True)
+        charts += f"<div><h3>{escape(name)}</h3>{chart}</div>"
+    how_to_read = _HOW_TO_READ
+    if len(summary.devices) > 1:
+        how_to_read += _OF_ALL
     body = (
         f'<div class="bar controls"><label>Show <select id="pick"></select></label>{_TIME}</div>'
-        + paragraph(_HOW_TO_READ + (_OF_ALL if len(summary.devices) > 1 else ""), "quiet")
-        + f'<div class="charts">{figures}</div>'
-        + (folded("The same in numbers", table_html(table)) if table.rows else "")
+        f'{paragraph(how_to_read, "quiet")}<div class="charts">{charts}</div>'
     )
+    table = tables.reading_table(summary)
+    if table.rows:
+        body += folded("The same in numbers", table_html(table))
     return Section("load", "Load", body)
 
 
@@ -221,28 +265,34 @@ def _durations(summary: Summary, drawn: Charts | None) -> Section | None:
     took = summary.chunk_s
     if took is None:
         return None
-    p50, p95, longest = (f"{number(value, 1 if value >= 10 else 2)} s" for value in (took.p50, took.p95, took.maximum))
-    words = (
-        f"{count(took.samples, 'successful try', 'successful tries')}: median {p50}; 95 % took at most {p95}, the "
-        f"longest {longest}."
-    )
-    body = paragraph(words)
+    p50, p95, longest = map(_seconds, (took.p50, took.p95, took.maximum))
+    tries = count(took.samples, "successful try", "successful tries")
+    about = f"{tries}: median {p50}; 95 % took at most {p95}, the longest {longest}."
+    body = paragraph(about)
     if drawn is not None and drawn.histogram is not None:
         bars = tables.bar_table(drawn.histogram.edges_s, drawn.histogram.counts)
-        body += figure("histogram", drawn.places["histogram"], f"Histogram of the time for one chunk. {words}")
+        body += figure("histogram", drawn.places["histogram"], f"Histogram of the time for one chunk. {about}")
         body += folded("The same in numbers", table_html(bars))
     return Section("durations", "How long chunks took", body)
+
+
+def _seconds(value: float) -> str:
+    return f"{number(value, 1 if value >= 10 else 2)} s"
 
 
 def _settings(summary: Summary, data: ChartData | None) -> Section:
     table = tables.setting_table(summary.facts.last_settings)
     if not table.rows:
         return Section("settings", "Settings", paragraph("The tasks have not recorded their settings."), folded=True)
-    sets, versions = (0, ()) if data is None else (data.sets_of_settings, data.versions)
-    same = f"the tasks of this job have {sets:,} different sets" if sets > 1 else "all tasks have the same"
-    words = f"The settings of the task that started last{f'; {same}' if sets else ''}."
-    words += f" The tasks ran badcjobs {', '.join(versions)}." if versions else ""
-    return Section("settings", "Settings", paragraph(words, "quiet") + table_html(table), folded=True)
+    about = "The settings of the task that started last"
+    if data is not None and data.sets_of_settings > 1:
+        about += f"; the tasks of this job have {data.sets_of_settings:,} different sets"
+    elif data is not None and data.sets_of_settings:
+        about += "; all tasks have the same"
+    about += "."
+    if data is not None and data.versions:
+        about += f" The tasks ran badcjobs {', '.join(data.versions)}."
+    return Section("settings", "Settings", _table(table, about), folded=True)
 
 
 # --- the parts of every page ------------------------------------------------------------------------------------------
@@ -272,36 +322,34 @@ def whole_page(
 ) -> str:
     """Return a page; ``more``: before the header."""
     code, script, data = charts or ("", "", None)
-    scripts = [*_SCRIPT.findall(code), *([script] if script else []), (ASSETS / "page.js").read_text(encoding="utf-8")]
-    links = "".join(
-        f'<li><a href="#{escape(s.name)}"><span>{escape(s.heading)}</span>'
-        + ("" if s.many is None else f'<span class="many">{s.many:,}</span>')
-        + "</a></li>"
-        for s in sections
-    )
-    # The data for page.js; '<' is escaped, so that no text in it can end the element.
-    sent = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    scripts = [*_SCRIPT.findall(code), script, (ASSETS / "page.js").read_text(encoding="utf-8")]
+    scripts = [script for script in scripts if script]
+    links = ""
+    parts = []
+    for section in sections:
+        name = escape(section.name)
+        heading = escape(section.heading)
+        many = "" if section.many is None else f'<span class="many">{section.many:,}</span>'
+        links += f'<li><a href="#{name}"><span>{heading}</span>{many}</a></li>'
+        body = f'<h2 id="{name}-heading">{heading}</h2>'
+        if section.folded:
+            body = f"<details><summary>{body}{many}</summary>{section.body}</details>"
+        else:
+            body += section.body
+        parts.append(f'<section id="{name}" aria-labelledby="{name}-heading">{body}</section>')
+    chart_data = ""
+    if data is not None:
+        # '<' is escaped, so that no text in it can end the element.
+        sent = json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+        chart_data = f'<script type="application/json" id="chart-data">{sent}</script>\n'
     return (
-        _head(title, scripts)
-        + f'{more}<div class="frame">\n<header>{header}</header>\n'
-        + f'<nav aria-label="Parts of this report"><ul>{links}</ul></nav>\n<main>'
-        + "\n".join(
-            f'<section id="{escape(s.name)}" aria-labelledby="{escape(s.name)}-heading">{_opened(s)}</section>'
-            for s in sections
-        )
-        + f"</main>\n<footer>Made by badcjobs {escape(__version__)}{footer}</footer>\n</div>\n"
-        + ("" if data is None else f'<script type="application/json" id="chart-data">{sent}</script>\n')
+        f'{_head(title, scripts)}{more}<div class="frame">\n<header>{header}</header>\n'
+        f'<nav aria-label="Parts of this report"><ul>{links}</ul></nav>\n<main>'
+        + "\n".join(parts)
+        + f"</main>\n<footer>Made by badcjobs {escape(__version__)}{footer}</footer>\n</div>\n{chart_data}"
         + "".join(f"<script>{script}</script>\n" for script in scripts)
         + "</body></html>\n"
     )
-
-
-def _opened(section: Section) -> str:
-    heading = f'<h2 id="{escape(section.name)}-heading">{escape(section.heading)}</h2>'
-    if not section.folded:
-        return heading + section.body
-    many = "" if section.many is None else f'<span class="many">{section.many:,}</span>'
-    return f"<details><summary>{heading}{many}</summary>{section.body}</details>"
 
 
 def _head(title: str, scripts: Iterable[str]) -> str:
@@ -323,7 +371,8 @@ def _head(title: str, scripts: Iterable[str]) -> str:
 
 def paragraph(text: str, kind: str = "") -> str:
     """Return a paragraph."""
-    return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
+    marked = f' class="{kind}"' if kind else ""
+    return f"<p{marked}>{escape(text)}</p>"
 
 
 def folded(summary: str, body: str) -> str:
@@ -334,9 +383,8 @@ def folded(summary: str, body: str) -> str:
 def figure(name: str, place: str, words: str, caption: str = "", *, over_time: bool = False) -> str:
     """Return a chart; ``words`` describe it to screen readers."""
     kind = " data-time" if over_time else ""
+    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
     return (
         f'<figure><div class="chart" id="chart-{name}"{kind} tabindex="0" role="group" aria-roledescription="chart" '
-        f'aria-label="{escape(words)}">{place}</div>'
-        + (f"<figcaption>{escape(caption)}</figcaption>" if caption else "")
-        + "</figure>"
+        f'aria-label="{escape(words)}">{place}</div>{below}</figure>'
     )

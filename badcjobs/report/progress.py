@@ -2,54 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from badcjobs.model import ChartData, Progress, Stretches, expected_end_ms, is_silent, not_none
-from badcjobs.report.words import moment
 from badcjobs.store.accounting import StateTime
 from badcjobs.store.read_model import Completeness, DeviceFacts, JobFacts, TaskFacts, UnderWay
+from badcjobs.words import moment
 
-RUNNING, SILENT, KILLED = "running", "silent", "killed"
+RUNNING = "running"
+SILENT = "silent"
+KILLED = "killed"
 OUTDATED = "outdated"  # had not ended at the merge; its file has changed since, and it is no longer running
+NOT_ENDED = (RUNNING, OUTDATED)  # as far as known
 _NOT_KILLED = frozenset({"COMPLETED", "COMPLETING", "ENDED", "RUNNING", "PENDING", "SUSPENDED"})
-
-
-def was_killed(task: TaskFacts) -> bool:
-    """Say whether a task did not end by itself."""
-    if task.verdict in ("done", "failed", "stopped"):
-        return False
-    return task.verdict == KILLED or means_killed(task.slurm_state)
 
 
 def means_killed(slurm_state: str | None) -> bool:
     """Say whether the Slurm state of a task without a verdict means that it was killed."""
-    word = (slurm_state or "").split()
-    return bool(word) and word[0] not in _NOT_KILLED
+    if not slurm_state:
+        return False
+    return slurm_state.split()[0] not in _NOT_KILLED
 
 
 def state_of(task: TaskFacts, now_ms: int | None) -> str:
     """Return the verdict or, if there is none, killed, silent, outdated or running; without ``now_ms`` never silent."""
     if task.verdict is not None:
         return task.verdict
-    if was_killed(task):
+    if means_killed(task.slurm_state):
         return KILLED
     if not is_silent(task.heard_at_ms, task.silent_after_s, now_ms):
         return RUNNING
     return OUTDATED if task.changed else SILENT  # a changed file may contain its end
 
 
-def is_running(task: TaskFacts, silent: Collection[str]) -> bool:
-    """Say whether a task is running, as far as known; ``silent``: the names of silent tasks."""
-    return task.verdict is None and not was_killed(task) and task.name not in silent
-
-
-def state_words(task: TaskFacts, silent: Collection[str]) -> str:
+def state_words(task: TaskFacts) -> str:
     """Return the state of a task in words."""
-    if task.name in silent and task.heard_at_ms is not None:
+    if task.state == SILENT and task.heard_at_ms is not None:
         return f"{SILENT}, last update {moment(task.heard_at_ms)}"
-    going_on = "not ended when it was merged" if task.changed else RUNNING
-    return task.verdict or (KILLED if was_killed(task) else going_on)
+    if task.state in NOT_ENDED and task.changed:
+        return "not ended when it was merged"
+    return task.state
 
 
 # --- work in progress of a task that is no longer running is lost -----------------------------------------------------
@@ -59,43 +52,51 @@ _NONE = UnderWay()
 _ROUNDING_S = 0.001
 
 
-def mark_lost_work(job: JobFacts, silent: Collection[str]) -> JobFacts:
-    """Return the facts with that time and energy in the state lost; ``silent``: the names of silent tasks."""
-    running = _running(job.tasks, silent)
-    lost_s = sum(device.under_way.total_s for device in job.devices if device.task not in running)
-    devices = tuple(
-        device if device.task in running or device.under_way == _NONE else _cut(device) for device in job.devices
-    )
-    return replace(job, devices=devices, lost_gpu_s=job.lost_gpu_s + lost_s)
+def mark_lost_work(job: JobFacts) -> JobFacts:
+    """Return the facts with that time and energy in the state lost."""
+    running = _running(job.tasks)
+    devices = []
+    lost_s = job.lost_gpu_s
+    for device in job.devices:
+        if device.task not in running and device.under_way != _NONE:
+            lost_s += device.under_way.total_s
+            device = _with_lost_work(device)
+        devices.append(device)
+    return replace(job, devices=tuple(devices), lost_gpu_s=lost_s)
 
 
-def over_time(
-    data: ChartData, tasks: Iterable[TaskFacts], silent: Collection[str]
-) -> Callable[[DeviceFacts], Stretches | None]:
+def over_time(data: ChartData, tasks: Iterable[TaskFacts]) -> Callable[[DeviceFacts], Stretches | None]:
     """Return a function that reads the timeline of a device, with the same time lost as in the numbers."""
-    running = _running(tasks, silent)
+    running = _running(tasks)
 
     def read(device: DeviceFacts) -> Stretches | None:
-        found = None if device.task in running else data.given_up(device.device_id)
-        return found or data.stretches(device.device_id)
+        given_up = None if device.task in running else data.given_up(device.device_id)
+        return given_up or data.stretches(device.device_id)
 
     return read
 
 
-def _running(tasks: Iterable[TaskFacts], silent: Collection[str]) -> set[str]:
-    names = frozenset(silent)
-    return {task.name for task in tasks if is_running(task, names)}
+def _running(tasks: Iterable[TaskFacts]) -> set[str]:
+    return {task.name for task in tasks if task.state in NOT_ENDED}
 
 
-def _cut(device: DeviceFacts) -> DeviceFacts:
-    spent, nothing = device.under_way, StateTime()
-    working, lost = device.states.get("working", nothing), device.states.get("lost", nothing)
-    # How long the power of one try was measured is not known: use the share of all tries.
-    measured_s = working.measured_s * spent.alone_s / working.total_s if working.total_s else 0.0
-    # Time shared with a chunk that was done is not lost: successful work decides the state.
+def _with_lost_work(device: DeviceFacts) -> DeviceFacts:
+    """Return a device with its work in progress in the state lost.
+
+    Time shared with a chunk that was done is not lost: successful work decides the state.
+    """
+    spent = device.under_way
+    working = device.states.get("working", StateTime())
+    lost = device.states.get("lost", StateTime())
     alone = spent.alone_s / spent.total_s if spent.total_s else 0.0
-    busy_s, energy_j = (value and value * alone for value in (spent.busy_s, spent.energy_j))
-    moved = StateTime(spent.alone_s, measured_s, busy_s, energy_j)
+    # How long the power of one try was measured is not known: use the share of all tries.
+    measured = working.measured_s / working.total_s if working.total_s else 0.0
+    moved = StateTime(
+        spent.alone_s,
+        measured * spent.alone_s,
+        spent.busy_s and spent.busy_s * alone,
+        spent.energy_j and spent.energy_j * alone,
+    )
     states = {**device.states, "working": working.plus(moved, -1), "lost": lost.plus(moved)}
     states = {state: time for state, time in states.items() if time.total_s > _ROUNDING_S}
     work = replace(device.work, lost=device.work.lost + spent.tries)
@@ -118,60 +119,77 @@ class Outlook:
 
 
 def estimate_rest(
-    job: JobFacts, completeness: Completeness | None, gpu_s: float, wall_s: float, now_ms: int | None
+    job: JobFacts, completeness: Completeness, gpu_s: float, wall_s: float, now_ms: int | None
 ) -> Outlook | None:
     """Return what is left of the source, as far as known; None: nothing."""
     pending = job.chunks.get("pending", 0)
-    not_listed = completeness.not_listed if completeness is not None else None
+    not_listed = completeness.not_listed
     left = pending + (not_listed or 0)
     if not left:
         return None
-    # Chunks of unknown length count as the mean of those done, else of the others left.
-    done, guessed = job.chunks.get("done", 0) - job.done_of_unknown_length, left - pending + job.left_of_unknown_length
-    others, audio_s = pending - job.left_of_unknown_length, None
-    if not guessed or done > 0:
-        audio_s = job.audio_left_s + (guessed * job.audio_done_s / done if guessed else 0.0)
-    elif job.audio_left_s and others > 0:
-        audio_s = job.audio_left_s * (1 + guessed / others)
 
-    def at_the_same_speed(took_s: float) -> float | None:
-        if audio_s is None or job.audio_done_s <= 0 or took_s <= 0:
-            return None
-        return audio_s * took_s / job.audio_done_s
+    done = job.chunks.get("done", 0) - job.done_of_unknown_length
+    audio_left_s = _audio_left_s(job, done, left)
+    rest = None  # over what is done
+    if audio_left_s is not None and job.audio_processed_s > 0:
+        rest = audio_left_s / job.audio_processed_s
+    gpu_left_s = rest * gpu_s if rest is not None and gpu_s > 0 else None
 
-    gpu_left_s = at_the_same_speed(gpu_s)
-    running = [task for task in job.tasks if state_of(task, now_ms) == RUNNING]
-    last_sign_ms = max((task.last_sign_ms for task in running), default=0)
     # At the speed of the running tasks; the chunks left are weighted by their length.
-    length = audio_s / left / (job.audio_done_s / done) if audio_s and done > 0 and job.audio_done_s > 0 else 1.0
+    running = [task for task in job.tasks if task.state == RUNNING]
+    last_sign_ms = max((task.last_sign_ms for task in running), default=0)
+    weighted = rest * done if rest and done > 0 else left
     paces = [task.done / task.wall_s for task in job.tasks if task.done and task.wall_s > 0]
-    end_ms = expected_end_ms([progress_of(task) for task in running], left * length, paces)
-    wall_left_s = None if end_ms is None else (end_ms - last_sign_ms) / 1000
-    if wall_left_s is None:
+    end_ms = expected_end_ms([progress_of(task) for task in running], weighted, paces)
+    wall_left_s = None
+    if end_ms is not None:
+        wall_left_s = (end_ms - last_sign_ms) / 1000
+    elif rest is not None and wall_s > 0:
         # Without running tasks, those that have chunks left would be submitted again, with as many GPUs.
-        again = () if not_listed else {task.part: task for task in job.tasks if task.pending}.values()
-        at_work = sum(task.devices or 0 for task in running or again)
-        wall_left_s = gpu_left_s / at_work if gpu_left_s is not None and at_work else None
-        wall_left_s = wall_left_s or at_the_same_speed(wall_s)
+        again = {} if not_listed else {task.part: task for task in job.tasks if task.pending}
+        gpus = sum(task.devices or 0 for task in running or again.values())
+        wall_left_s = rest * gpu_s / gpus if gpus and gpu_s > 0 else rest * wall_s
+
+    end_at_ms = None
     if wall_left_s is not None:
         wall_left_s = with_start_and_longest(wall_left_s, job.tasks, starts=not running)
-    end_at_ms = None if wall_left_s is None or not running else last_sign_ms + round(1000 * wall_left_s)
-    passed = end_at_ms is not None and now_ms is not None and end_at_ms <= now_ms  # the estimate was wrong
+        end_at_ms = last_sign_ms + round(1000 * wall_left_s) if running else None
+    if end_at_ms is not None and end_at_ms <= (now_ms or 0):
+        end_at_ms = None  # the estimate was wrong
     return Outlook(
         chunks=left,
         whole_source=not_listed is not None,
-        audio_hours=audio_s and audio_s / 3600,
+        audio_hours=audio_left_s and audio_left_s / 3600,
         gpu_hours=gpu_left_s and gpu_left_s / 3600,
         wall_s=wall_left_s,
-        end_at_ms=None if passed else end_at_ms,
+        end_at_ms=end_at_ms,
     )
+
+
+def _audio_left_s(job: JobFacts, done: int, left: int) -> float | None:
+    """Return the audio in the chunks left; those of unknown length count as the mean of those done, else of the others.
+
+    ``done``, of known length.
+    """
+    pending = job.chunks.get("pending", 0)
+    of_known_length = pending - job.left_of_unknown_length
+    unknown = left - of_known_length
+    if not unknown:
+        return job.audio_left_s
+    if done > 0:
+        return job.audio_left_s + unknown * job.audio_processed_s / done
+    if job.audio_left_s and of_known_length > 0:
+        return job.audio_left_s * (1 + unknown / of_known_length)
+    return None
 
 
 def with_start_and_longest(wall_s: float, tasks: Sequence[TaskFacts], *, starts: bool) -> float:
     """Return a time that is not shorter than the longest chunk so far; ``starts``: tasks must start up first."""
-    known = not_none(task.startup_s for task in tasks)
-    startup_s = sum(known) / len(known) if known and starts else 0.0
-    return startup_s + max([wall_s, *(task.longest_s or 0.0 for task in tasks)])
+    longest_s = max([wall_s, *(task.longest_s or 0.0 for task in tasks)])
+    startups_s = not_none(task.startup_s for task in tasks)
+    if not starts or not startups_s:
+        return longest_s
+    return longest_s + sum(startups_s) / len(startups_s)
 
 
 def progress_of(task: TaskFacts) -> Progress:

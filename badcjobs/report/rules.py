@@ -6,32 +6,33 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from string import Formatter
-from typing import Any
+from typing import Any, NamedTuple
 
+from badcjobs.model import not_none
 from badcjobs.paths import shell_line
 from badcjobs.report.summary import Summary
-from badcjobs.report.words import UNKNOWN, count, data_size, duration, indices, memory, moment, number, plain
 from badcjobs.store.accounting import StateTime
+from badcjobs.store.connect import grouped
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
 from badcjobs.store.read_tasks import parse_settings
+from badcjobs.words import UNKNOWN, count, data_size, duration, gpu_time, indices, memory, moment, number, plain
 
 PROBLEM, WARNING, NOTE = "problem", "warning", "note"
 SEVERITIES = (PROBLEM, WARNING, NOTE)
 # The figures of one case. ``subjects`` and ``cost_s`` (GPU time) go into the finding as they are; ``s`` is the summary.
 Figures = Mapping[str, Any]
-SERIOUS_S = 10 * 3600.0  # of GPU time
+_SERIOUS_S = 10 * 3600.0  # of GPU time
 LOW = 0.5  # a GPU that is busy for a smaller share of the time has too little to do
-EXCLUDE = "#SBATCH --exclude="
-_MOST_NODES, _MOST_NODES_SHARE = 4, 0.1  # exclude at most so many; one is always possible
+_MOST_NODES = 4  # exclude at most so many; one is always possible
+_MOST_NODES_SHARE = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """The finding for a case that has all figures named in ``when``; all texts are templates, see ``say``.
 
     A line of evidence, or a line to paste, is left out if one of its figures is None; see ``known_texts``.
@@ -45,6 +46,7 @@ class Rule:
     lines: tuple[str, ...] = ()  # to paste
     when: str = ""  # figures that must be set, by name
     wants: tuple[str, ...] = ()  # the direction of its advice: "+memory", "-workers"; see ``find`` in job.py
+    excludes: bool = False  # it advises to exclude the nodes of the case: see ``node_figures``
 
 
 Cases = Iterable[Figures]
@@ -62,15 +64,23 @@ def known_texts(templates: Iterable[str], figures: Figures) -> Iterator[str]:
 
     A figure whose form ends in '?' must not be 0 or empty.
     """
-    words = _Words()
     for template in templates:
-        parts = [(name, form or "") for _, name, form, _ in Formatter().parse(template) if name]
-        roots = [figures[name.partition(".")[0]] for name, _ in parts]
-        several = next((name for name, _ in parts if isinstance(figures.get(name), list)), None)
-        if several is not None:
-            yield from (say(template, {**figures, several: item}) for item in figures[several])
-        elif None not in roots and all(words.get_field(name, (), figures)[0] for name, form in parts if "?" in form):
+        fields = [(name, form or "") for _, name, form, _ in Formatter().parse(template) if name]
+        lists = [name for name, _ in fields if isinstance(figures.get(name), list)]
+        if lists:
+            for item in figures[lists[0]]:
+                yield say(template, {**figures, lists[0]: item})
+        elif all(_is_known(name, form, figures) for name, form in fields):
             yield say(template, figures)
+
+
+def _is_known(name: str, form: str, figures: Figures) -> bool:
+    if figures[name.partition(".")[0]] is None:
+        return False
+    if not form.endswith("?"):
+        return True
+    value, _ = Formatter().get_field(name, (), figures)
+    return bool(value)
 
 
 class _Words(Formatter):
@@ -80,13 +90,15 @@ class _Words(Formatter):
         form = format_spec.rstrip("?")
         if not form:
             return str(value)
-        kind, *words = form.split()
+        kind, *nouns = form.split()
         if kind == "count":
-            return count(value, *(word.replace("_", " ") for word in words))
+            return count(value, *(noun.replace("_", " ") for noun in nouns))
         if "|" in form:
-            one, more = form.split("|")
-            return one if value == 1 else more
-        return _FORMS[kind](value) if kind in _FORMS else format(value, format_spec)
+            singular, plural = form.split("|")
+            return singular if value == 1 else plural
+        if kind in _FORMS:
+            return _FORMS[kind](value)
+        return format(value, format_spec)
 
 
 _FORMS: Mapping[str, Callable[[Any], str]] = {
@@ -95,7 +107,7 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "two": lambda value: number(value, 2),
     "round": lambda value: number(value, 0),
     "hours": lambda seconds: number(seconds / 3600, 1),
-    "gpu_time": lambda seconds: gpu_time(seconds),
+    "gpu_time": gpu_time,
     "duration": duration,
     "memory": memory,
     "size": data_size,
@@ -124,12 +136,16 @@ def general_words(template: str) -> str:
     """Return a template without figures, in the plural: N is a number, … are words that depend on the job."""
 
     def word(match: re.Match[str]) -> str:
-        space, form = match[1], match[2].partition(":")[2].rstrip("?")
+        space = match[1]
+        form = match[2].partition(":")[2].rstrip("?")
         if form.startswith("count "):
-            return space + count(2, *(noun.replace("_", " ") for noun in form.split()[1:])).replace("2", "N")
+            nouns = [noun.replace("_", " ") for noun in form.split()[1:]]
+            return space + count(2, *nouns).replace("2", "N")
         if "|" in form:
             return space + form.partition("|")[2]
-        return f"{space}N" if form else space and f"{space}…"  # without a space it is an optional part
+        if form:
+            return f"{space}N"
+        return f"{space}…" if space else ""  # without a space it is an optional part
 
     return re.sub(r"( ?)\{([^}]*)\}", word, template).replace(" ….", " …")
 
@@ -137,9 +153,15 @@ def general_words(template: str) -> str:
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-def gpu_time(seconds: float) -> str:
-    """Return GPU time in minutes or hours."""
-    return f"{number(seconds / 60, 1)} GPU-minutes" if seconds < 6000 else f"{number(seconds / 3600, 1)} GPU-hours"
+def severity_of(cost_s: float) -> str:
+    """Return how bad it is to lose so much GPU time."""
+    return PROBLEM if cost_s >= _SERIOUS_S else WARNING
+
+
+def middle(values: Iterable[float | None]) -> float | None:
+    """Return the median of the values that are known; None: there is none."""
+    measured = not_none(values)
+    return median(measured) if measured else None
 
 
 def share(part: float, whole: float) -> str:
@@ -147,7 +169,8 @@ def share(part: float, whole: float) -> str:
     if whole <= 0:
         return UNKNOWN
     percent = 100 * part / whole
-    return f"{percent:.0f} %" if percent >= 1 or percent == 0 else f"{percent:.1g} %"
+    digits = ".1g" if 0 < percent < 1 else ".0f"
+    return f"{percent:{digits}} %"
 
 
 def seen_s(time: StateTime) -> float:
@@ -182,42 +205,46 @@ def after_start_up(device: DeviceFacts) -> DeviceFacts:
 
 def by_task(devices: Iterable[DeviceFacts]) -> dict[str, list[DeviceFacts]]:
     """Return the devices of each task, by task name."""
-    found: dict[str, list[DeviceFacts]] = defaultdict(list)
-    for device in devices:
-        found[device.task].append(device)
-    return found
+    return grouped((device.task, device) for device in devices)
 
 
 def without_unused(facts: JobFacts) -> JobFacts:
     """Return the job without devices and workers that had no chunk, in tasks whose other devices had some."""
-    used, tasks = by_task(filter(was_used, facts.devices)), list[TaskFacts]()
-    for task in facts.tasks:
-        if gpus := len(used[task.name]):
-            most = parse_settings(task.settings).get("max_gpus") or task.devices or 0  # that had workers
-            workers = round((task.workers or 0) * gpus / max(gpus, min(most, task.devices or 0)))
-            task = replace(task, devices=gpus, workers=workers or None)
-        tasks.append(task)
-    devices = (one for one in facts.devices if was_used(one) or not used[one.task])
-    return replace(facts, tasks=tuple(tasks), devices=tuple(devices))
+    used = by_task(filter(was_used, facts.devices))
+    tasks = tuple(_with_devices(task, len(used[task.name])) for task in facts.tasks)
+    devices = tuple(device for device in facts.devices if was_used(device) or not used[device.task])
+    return replace(facts, tasks=tasks, devices=devices)
+
+
+def _with_devices(task: TaskFacts, used: int) -> TaskFacts:
+    """Return a task with the devices that were used, and their workers."""
+    if not used:
+        return task
+    granted = task.devices or 0
+    most = parse_settings(task.settings).get("max_gpus") or granted
+    with_workers = max(used, min(most, granted))
+    workers = round((task.workers or 0) * used / with_workers)
+    return replace(task, devices=used, workers=workers or None)
 
 
 def labels(devices: Iterable[DeviceFacts]) -> list[str]:
     """Return a short name for each device; a device that served several tasks is listed once."""
-    by_card: dict[tuple[str, str], list[DeviceFacts]] = defaultdict(list)
-    for device in devices:
-        by_card[device.card].append(device)
-    return [
-        f"{rows[0].node} device {rows[0].label} ({rows[0].task if len(rows) == 1 else f'in {len(rows):,} tasks'})"
-        for rows in by_card.values()
-    ]
+    names = []
+    for rows in grouped((device.card, device) for device in devices).values():
+        first = rows[0]
+        tasks = first.task if len(rows) == 1 else f"in {len(rows):,} tasks"
+        names.append(f"{first.node} device {first.label} ({tasks})")
+    return names
 
 
 def node_figures(nodes: Iterable[str], facts: JobFacts) -> dict[str, Any]:
-    """Return how many nodes there are, and those to exclude; if there are too many, a remark instead."""
-    those = sorted(set(nodes))
+    """Return the nodes, and those to exclude; if there are too many, a remark instead."""
+    at = frozenset(nodes)
     everywhere = len({task.node for task in facts.tasks} | {device.node for device in facts.devices})
-    if len(those) <= max(1, min(_MOST_NODES, _MOST_NODES_SHARE * everywhere)):
-        avoid = f", and exclude {'it' if len(those) == 1 else 'them'} until the site has fixed this"
-        return {"nodes": len(those), "exclude": ",".join(those) or None, "spread": None, "avoid": avoid}
-    spread = f"{len(those):,} of {everywhere:,} nodes are affected: this points to a common cause, not to single nodes"
-    return {"nodes": len(those), "exclude": None, "spread": spread, "avoid": ""}
+    if len(at) > max(1, min(_MOST_NODES, _MOST_NODES_SHARE * everywhere)):
+        spread = f"{len(at):,} of {everywhere:,} nodes are affected"
+        spread += ": this points to a common cause, not to single nodes"
+        return {"at": at, "nodes": len(at), "exclude": frozenset(), "spread": spread, "avoid": ""}
+    them = "it" if len(at) == 1 else "them"
+    avoid = f", and exclude {them} until the site has fixed this"
+    return {"at": at, "nodes": len(at), "exclude": at, "spread": None, "avoid": avoid}

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 
 from badcjobs.model import LEAST_CPUS, Billing, advised_gb
-from badcjobs.report.progress import is_running, was_killed
+from badcjobs.report.progress import KILLED, NOT_ENDED
 from badcjobs.report.rules import (
     LOW,
     NOTE,
     PROBLEM,
-    SERIOUS_S,
     WARNING,
     Cases,
     Rule,
@@ -21,19 +19,21 @@ from badcjobs.report.rules import (
     busy_share,
     by_task,
     labels,
+    severity_of,
     share,
     topic,
     was_used,
     without_unused,
 )
 from badcjobs.report.summary import Bill, Summary, count_devices, devices_words, ratio
-from badcjobs.report.words import clock, count, round_up
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
+from badcjobs.words import clock, count, round_up
 
 # --- work on the CPU although there were GPUs -------------------------------------------------------------------------
 
 _NEVER_BUSY = 0.01
-_LEAST_CHUNKS, _LEAST_WORK_S = 3, 60.0
+_LEAST_CHUNKS = 3
+_LEAST_WORK_S = 60.0
 _CONTEXT_BYTES = 100 * 2**20  # a CUDA context takes more than this on any GPU
 _EMPTY_BYTES = 2**30  # without any process, the driver reports less than this as used
 
@@ -45,17 +45,20 @@ def never_worked(device: DeviceFacts) -> bool:
     """
     working = device.states.get("working")
     held = device.metrics.get("memory_used_bytes")
-    if working is None or working.total_s < _LEAST_WORK_S or device.work.done < _LEAST_CHUNKS or held is None:
+    if working is None or held is None:
+        return False
+    if working.total_s < _LEAST_WORK_S or device.work.done < _LEAST_CHUNKS:
+        return False
+    if held.maximum >= _EMPTY_BYTES or held.maximum - held.minimum >= _CONTEXT_BYTES:
         return False
     busy = busy_share([device])
-    was_empty = held.maximum < _EMPTY_BYTES and held.maximum - held.minimum < _CONTEXT_BYTES
-    return busy is not None and busy < _NEVER_BUSY and was_empty
+    return busy is not None and busy < _NEVER_BUSY
 
 
 @topic(
     Rule(
-        "ran_on_cpu", PROBLEM,
-        when="never_used",
+        "ran_on_cpu",
+        PROBLEM,
         says="The engine never used {devices:count GPU} assigned to its workers.",
         evidence=(
             "{chunks:count chunk} done in {gpu_s:gpu_time}; GPUs busy: {busy} of the time",
@@ -63,17 +66,43 @@ def never_worked(device: DeviceFacts) -> bool:
         ),
         fix="The program runs on the CPU. Install it with CUDA, and let it use the device in CUDA_VISIBLE_DEVICES.",
         lines=("badcjobs check",),
-    ),
+    )
+)
+def _never_used(facts: JobFacts, summary: Summary) -> Cases:
+    devices = [device for device in facts.devices if never_worked(device)]
+    if not devices:
+        return
+    memory = [device.metrics["memory_used_bytes"] for device in devices]
+    yield {
+        "devices": count_devices(devices),
+        "chunks": sum(device.work.done for device in devices),
+        "gpu_s": sum(device.total_s for device in devices),
+        "busy": share(busy_share(devices) or 0.0, 1.0),
+        "rise": round(max(held.maximum - held.minimum for held in memory)),
+        "subjects": labels(devices),
+    }
+
+
+@topic(
     Rule(
-        "ran_on_cpu", PROBLEM,
-        when="turned_to_it",
+        "ran_on_cpu",
+        PROBLEM,
         says="The engine could not use {error.devices:count GPU} and fell back to the CPU; these workers were stopped.",
         evidence=("{error.tries:count try tries} affected", "engine error: {error.example:last_line}"),
         fix="Find out why CUDA does not work there: the driver, the module, or a container without --nv.",
         lines=("badcjobs check", "nvidia-smi"),
-    ),
+    )
+)
+def _fell_back(facts: JobFacts, summary: Summary) -> Cases:
+    for error in facts.errors:
+        if error.error_class == "ran_on_cpu":
+            yield {"error": error}
+
+
+@topic(
     Rule(
-        "ran_on_cpu", NOTE,
+        "ran_on_cpu",
+        NOTE,
         when="all_tasks",
         says="No GPU was used: {s.facts.cpu_tries:count chunk} ran on the CPU.",
         evidence=(
@@ -84,7 +113,8 @@ def never_worked(device: DeviceFacts) -> bool:
         lines=("#SBATCH --gpus-per-node=1",),
     ),
     Rule(
-        "ran_on_cpu", WARNING,
+        "ran_on_cpu",
+        WARNING,
         when="some_tasks",
         says="{without:count task} had no GPU and ran on the CPU.",
         evidence=(
@@ -94,38 +124,27 @@ def never_worked(device: DeviceFacts) -> bool:
         fix="Request a GPU for every task. Without --cpu-workers, a task without a GPU stops immediately.",
         lines=("#SBATCH --gpus-per-node=1",),
     ),
-)  # fmt: skip
-def _on_cpu(facts: JobFacts, summary: Summary) -> Cases:
-    if idle := [device for device in facts.devices if never_worked(device)]:
-        held = [device.metrics["memory_used_bytes"] for device in idle]
-        yield {
-            "never_used": True,
-            "devices": count_devices(idle),
-            "chunks": sum(device.work.done for device in idle),
-            "gpu_s": sum(device.total_s for device in idle),
-            "busy": share(busy_share(idle) or 0.0, 1.0),
-            "rise": round(max(one.maximum - one.minimum for one in held)),
-            "subjects": labels(idle),
-        }
-    yield from ({"turned_to_it": True, "error": error} for error in facts.errors if error.error_class == "ran_on_cpu")
+)
+def _without_gpu(facts: JobFacts, summary: Summary) -> Cases:
     tasks = [task for task in facts.tasks if task.engine and not task.devices and task.done]
-    if facts.cpu_tries and tasks:
-        others = any(task.devices for task in facts.tasks)
-        wanted = facts.last_settings.get("cpu_workers")  # requested with --cpu-workers
-        yield {
-            "some_tasks": others,
-            "all_tasks": not others and not wanted,
-            "without": len(tasks),
-            "workers": sum(task.workers or 0 for task in tasks),
-            "subjects": [task.name for task in tasks],
-        }
+    if not tasks or not facts.cpu_tries:
+        return
+    some_had = any(task.devices for task in facts.tasks)
+    yield {
+        "some_tasks": some_had,
+        "all_tasks": not some_had and not facts.last_settings.get("cpu_workers"),  # it was not requested
+        "without": len(tasks),
+        "workers": sum(task.workers or 0 for task in tasks),
+        "subjects": [task.name for task in tasks],
+    }
 
 
 # --- devices without work ---------------------------------------------------------------------------------------------
 
 _UNUSED_S = 60.0  # per device; a task with nothing to do ends earlier
 _UNUSED = Rule(
-    "unused_gpus", "{severity}",
+    "unused_gpus",
+    "{severity}",
     when="workers",
     says="{unused:whole} of {granted} never had a chunk to work on.",
     evidence=(
@@ -134,59 +153,73 @@ _UNUSED = Rule(
         "{different:count different_device}",
     ),
     fix="Read the task log to see why their workers did nothing.",
-)  # fmt: skip
+)
 
 
 @topic(
     _UNUSED,
-    replace(
-        _UNUSED, when="", lines=("#SBATCH --gpus-per-node={used}",),
+    _UNUSED._replace(
+        when="",
+        lines=("#SBATCH --gpus-per-node={used}",),
         fix="Request only as many GPUs as you use. To use them all, omit --max-gpus and have more chunks than GPUs.",
     ),
-)  # fmt: skip
+)
 def _unused(facts: JobFacts, summary: Summary) -> Cases:
-    devices, unused = by_task(facts.devices), list[DeviceFacts]()
-    granted, silent = list[DeviceFacts](), frozenset(summary.tasks_silent)
+    devices = by_task(facts.devices)
+    granted = list[DeviceFacts]()
+    unused = list[DeviceFacts]()
     for task in facts.tasks:
         own = devices[task.name]
         if task.engine is not None and (task.pending or any(map(was_used, own))):
             granted += own
-            # Engines of a running task may still be starting.
-            ready = after_start_up if is_running(task, silent) else lambda device: device
-            unused += [d for d in own if not was_used(d) and ready(d).total_s >= _UNUSED_S]
-    if unused:
-        gpu_s, different = sum(device.total_s for device in unused), count_devices(unused)
-        workers = sum(device.work.workers for device in unused)
-        used = max(sum(map(was_used, devices[name])) for name in {device.task for device in unused})
-        yield {
-            "severity": PROBLEM if gpu_s >= SERIOUS_S else WARNING,
-            "unused": len(unused),
-            "granted": devices_words(granted, "GPU"),
-            "cost_s": gpu_s,
-            "workers": workers,
-            "started": f"{count(workers, 'worker')} started" if workers else "no worker started",
-            "different": different if different < len(unused) else None,
-            "used": used or None,
-            "subjects": labels(unused),
-        }
+            unused += _idle_for_long(own, running=task.state in NOT_ENDED)
+    if not unused:
+        return
+    gpu_s = sum(device.total_s for device in unused)
+    workers = sum(device.work.workers for device in unused)
+    different = count_devices(unused)
+    used = max(sum(map(was_used, devices[name])) for name in {device.task for device in unused})
+    yield {
+        "severity": severity_of(gpu_s),
+        "unused": len(unused),
+        "granted": devices_words(granted, "GPU"),
+        "cost_s": gpu_s,
+        "workers": workers,
+        "started": f"{count(workers, 'worker')} started" if workers else "no worker started",
+        "different": different if different < len(unused) else None,
+        "used": used or None,
+        "subjects": labels(unused),
+    }
+
+
+def _idle_for_long(devices: Iterable[DeviceFacts], *, running: bool) -> list[DeviceFacts]:
+    """Return the devices that were never used; engines of a running task may still be starting."""
+    idle = []
+    for device in devices:
+        idle_s = after_start_up(device).total_s if running else device.total_s
+        if not was_used(device) and idle_s >= _UNUSED_S:
+            idle.append(device)
+    return idle
 
 
 # --- memory, time and cores -------------------------------------------------------------------------------------------
 
 _GIB = 2**30
 _LEAST_S = 300.0  # a shorter task does not show what it needs
-_TIME_MARGIN, _CPU_MARGIN = 1.3, 1.3
+_MARGIN = 1.3  # of time and cores
+_START_S = 300
 _NEAR = 0.9
-_FAR_MEMORY, _FAR_MEMORY_GIB = 2.0, 4
-_FAR_TIME, _FAR_TIME_S = 3.0, 3600.0
+_FAR_MEMORY = 2.0
+_FAR_MEMORY_GIB = 4
+_FAR_TIME = 3.0
+_FAR_TIME_S = 3600.0
 _FAR_CORES = 8  # fewer are not worth a finding
 _STOPPED_NEAR = 0.75  # an orderly stop reserves the last part of the time for chunks in progress
 
 
 def _all_ended(summary: Summary) -> bool:
     """Say whether no task is running; what a running task will need is not known."""
-    silent = frozenset(summary.tasks_silent)
-    return not any(is_running(task, silent) for task in summary.facts.tasks)
+    return not any(task.state in NOT_ENDED for task in summary.facts.tasks)
 
 
 def _showed(tasks: Sequence[TaskFacts]) -> bool:
@@ -199,12 +232,14 @@ def needed_more(task: TaskFacts) -> bool:
 
 
 def _out_of_memory(task: TaskFacts) -> bool:
-    known = task.memory_limit_bytes and task.memory_peak_bytes
-    return bool(known) and (task.slurm_state or "").startswith("OUT_OF_ME")
+    if not task.memory_limit_bytes or not task.memory_peak_bytes:
+        return False
+    return (task.slurm_state or "").startswith("OUT_OF_ME")
 
 
 _MORE_MEMORY = Rule(
-    "memory_request", PROBLEM,
+    "memory_request",
+    PROBLEM,
     when="killed",
     says="Slurm killed {killed:count task} for using more memory than requested.",
     evidence=(
@@ -214,48 +249,96 @@ _MORE_MEMORY = Rule(
     fix="Request more memory, or run fewer workers.",
     lines=("#SBATCH --mem={more}G",),
     wants=("+memory", "-workers"),
-)  # fmt: skip
+)
 
 
 @topic(
     _MORE_MEMORY,
-    replace(_MORE_MEMORY, when="starved", says="The node ran out of memory."),
-    replace(_MORE_MEMORY, severity=WARNING, when="near",
-            says="The tasks used nearly all the memory they requested."),
-    replace(_MORE_MEMORY, severity=NOTE, when="far",
-            says="The job requested much more memory than it used.",
-            fix="Request less: such tasks wait less in the queue, and many sites bill memory.",
-            lines=("#SBATCH --mem={wanted}G",), wants=("-memory",)),
-)  # fmt: skip
+    _MORE_MEMORY._replace(when="starved", says="The node ran out of memory."),
+    _MORE_MEMORY._replace(severity=WARNING, when="near", says="The tasks used nearly all the memory they requested."),
+    _MORE_MEMORY._replace(
+        severity=NOTE,
+        when="far",
+        says="The job requested much more memory than it used.",
+        fix="Request less: such tasks wait less in the queue, and many sites bill memory.",
+        lines=("#SBATCH --mem={wanted}G",),
+        wants=("-memory",),
+    ),
+)
 def _memory(facts: JobFacts, summary: Summary) -> Cases:
-    known = [t for t in facts.tasks if t.memory_limit_bytes and t.memory_peak_bytes]
-    if not known:
+    measured = [task for task in facts.tasks if task.memory_limit_bytes and task.memory_peak_bytes]
+    if not measured:
         return
-    asked = max(t.memory_limit_bytes or 0 for t in known)
-    fullest = max(known, key=lambda t: t.memory_peak_bytes or 0)
+    requested = max(task.memory_limit_bytes or 0 for task in measured)
+    fullest = max(measured, key=lambda task: task.memory_peak_bytes or 0)
     peak = fullest.memory_peak_bytes or 0
-    wanted = advised_gb(peak)
-    killed = list(filter(_out_of_memory, known))
+    advised = advised_gb(peak)
+    killed = list(filter(_out_of_memory, measured))
     starved = any(error.error_class == "host_memory" for error in facts.errors)
-    far = asked >= max(_FAR_MEMORY * wanted, wanted + _FAR_MEMORY_GIB) * _GIB and _showed(known)
+    factor = 1.5 if killed or starved else 1.2
+    far = requested >= max(_FAR_MEMORY * advised, advised + _FAR_MEMORY_GIB) * _GIB
     yield {
         "killed": len(killed),
         "starved": starved,
-        "near": peak >= _NEAR * asked,
-        "far": far and _all_ended(summary),
-        "asked": asked,
+        "near": peak >= _NEAR * requested,
+        "far": far and _showed(measured) and _all_ended(summary),
+        "asked": requested,
         "peak": peak,
-        "of_asked": share(peak, asked),
+        "of_asked": share(peak, requested),
         "fullest": fullest,
-        "known": len(known),
-        "more": max(wanted, math.ceil((1.5 if killed or starved else 1.2) * asked / _GIB)),
-        "wanted": wanted,
+        "known": len(measured),
+        "more": max(advised, math.ceil(factor * requested / _GIB)),
+        "wanted": advised,
         "subjects": [task.name for task in killed or [fullest]],
     }
 
 
+@topic(
+    Rule(
+        "time_request",
+        "{severity}",
+        says="{over:count task} reached {over:its|their} time limit before the work was done.",
+        evidence=("requested {asked_s:duration}", "{done:count chunk} done, {left:whole} left"),
+        fix="Submit again to do the rest. For the next job request more time, or split the source into more tasks."
+        "{in_order}",
+        lines=("#SBATCH --time={time}", "#SBATCH --signal={signal}"),
+        wants=("+time", "+tasks"),
+    )
+)
+def _time_over(facts: JobFacts, summary: Summary) -> Cases:
+    over = [task for task in facts.tasks if task.time_limit_s and _ran_out(task)]
+    if not over:
+        return
+    severity = NOTE
+    if summary.left:
+        severity = PROBLEM if _all_ended(summary) else WARNING
+    killed = any(task.state == KILLED for task in over)  # their work in progress was lost
+    in_order = " With a signal before the end, and exec before badcjobs, tasks stop in order and lose no work."
+    yield {
+        "over": len(over),
+        "severity": severity,
+        "in_order": in_order if killed else "",
+        "signal": "B:USR1@300" if killed else None,
+        "asked_s": max(task.time_limit_s or 0.0 for task in over),
+        "done": sum(task.done for task in over),
+        "left": sum(task.pending for task in over),
+        "time": clock(_with_margin(max(map(_needed_s, over)))),
+        "subjects": [task.name for task in over],
+    }
+
+
+def _needed_s(task: TaskFacts) -> float:
+    """Return how long a task would have taken for all its chunks."""
+    return task.wall_s * (1 + task.pending / task.done) if task.done else 2 * task.wall_s
+
+
+def _with_margin(wall_s: float) -> int:
+    return round_up(_MARGIN * wall_s + _START_S)
+
+
 _TIME_USED = Rule(
-    "time_request", NOTE,
+    "time_request",
+    NOTE,
     when="near",
     says="The tasks ended shortly before their time limit.",
     evidence=(
@@ -265,60 +348,38 @@ _TIME_USED = Rule(
     fix="Request a little more time; if a task reaches the limit, submit again to do the rest.",
     lines=("#SBATCH --time={time}",),
     wants=("+time",),
-)  # fmt: skip
+)
 
 
 @topic(
-    Rule(
-        "time_request", "{severity}",
-        when="over",
-        says="{over:count task} reached {over:its|their} time limit before the work was done.",
-        evidence=("requested {asked_s:duration}", "{done:count chunk} done, {left:whole} left"),
-        fix="Submit again to do the rest. For the next job request more time, or split the source into more tasks."
-            "{in_order}",
-        lines=("#SBATCH --time={time}", "#SBATCH --signal={signal}"),
-        wants=("+time", "+tasks"),
-    ),
     _TIME_USED,
-    replace(_TIME_USED, when="far",
-            says="The job requested much more time than it used.",
-            fix="Request less: short tasks fit into gaps in the schedule and start earlier.", wants=("-time",)),
-)  # fmt: skip
-def _time(facts: JobFacts, summary: Summary) -> Cases:
-    known = [t for t in facts.tasks if t.time_limit_s]
-    if over := [t for t in known if _ran_out(t)]:
-        needed_s = max(t.wall_s * (1 + t.pending / t.done) if t.done else 2 * t.wall_s for t in over)
-        severity = PROBLEM if _all_ended(summary) else WARNING
-        killed = any(map(was_killed, over))  # their work in progress was lost
-        in_order = " With a signal before the end, and exec before badcjobs, tasks stop in order and lose no work."
-        yield {
-            "over": len(over),
-            "severity": severity if summary.left else NOTE,
-            "in_order": in_order if killed else "",
-            "signal": "B:USR1@300" if killed else None,
-            "asked_s": max(t.time_limit_s or 0.0 for t in over),
-            "done": sum(t.done for t in over),
-            "left": sum(t.pending for t in over),
-            "time": clock(round_up(_TIME_MARGIN * needed_s + 300)),
-            "subjects": [task.name for task in over],
-        }
+    _TIME_USED._replace(
+        when="far",
+        says="The job requested much more time than it used.",
+        fix="Request less: short tasks fit into gaps in the schedule and start earlier.",
+        wants=("-time",),
+    ),
+)
+def _time_used(facts: JobFacts, summary: Summary) -> Cases:
+    limited = [task for task in facts.tasks if task.time_limit_s]
+    with_end = [task for task in limited if task.verdict is not None and task.done]
+    ended = [task for task in with_end if task.verdict in ("done", "failed")]
+    if not ended or len(ended) < len(with_end) or any(map(_ran_out, limited)):
         return
-    ended = [t for t in known if t.verdict in ("done", "failed") and t.done]
-    if not ended or len(ended) < len([t for t in known if t.verdict is not None and t.done]):
-        return
-    for_good = all(t.verdict is not None for t in known)  # how long the others will take is not known
-    longest = max(ended, key=lambda t: t.wall_s)
-    asked_s, wanted_s = max(t.time_limit_s or 0.0 for t in ended), round_up(_TIME_MARGIN * longest.wall_s + 300)
-    near = longest.wall_s >= _NEAR * asked_s
+    longest = max(ended, key=lambda task: task.wall_s)
+    requested_s = max(task.time_limit_s or 0.0 for task in ended)
+    advised_s = _with_margin(longest.wall_s)
+    near = longest.wall_s >= _NEAR * requested_s
+    far = requested_s >= max(_FAR_TIME * advised_s, advised_s + _FAR_TIME_S)
+    for_good = len(limited) == sum(task.verdict is not None for task in limited)  # else the others may take longer
     yield {
-        "over": 0,
         "near": near,
-        "far": for_good and asked_s >= max(_FAR_TIME * wanted_s, wanted_s + _FAR_TIME_S) and _showed(ended),
-        "asked_s": asked_s,
+        "far": far and for_good and _showed(ended),
+        "asked_s": requested_s,
         "longest": longest,
-        "of_asked": share(longest.wall_s, asked_s),
+        "of_asked": share(longest.wall_s, requested_s),
         "ended": len(ended),
-        "time": clock(round_up(max(wanted_s, 1.2 * asked_s) if near else wanted_s)),
+        "time": clock(round_up(max(advised_s, 1.2 * requested_s)) if near else advised_s),
         "subjects": [longest.name],
     }
 
@@ -330,36 +391,44 @@ def _ran_out(task: TaskFacts) -> bool:
     return task.verdict in ("stopped", "killed") and task.pending > 0 and at_end
 
 
-@topic(Rule(
-    "cpus_request", NOTE,
-    says="The job requested many more cores than it used.",
-    evidence=(
-        "requested {asked} cores, {used:one} busy on average ({of_asked} of the request)",
-        "most in {most.name}; {known:count task} measured",
-    ),
-    fix="Request fewer: such tasks wait less in the queue.",
-    lines=("#SBATCH --cpus-per-task={wanted}",),
-    wants=("-cores",),
-))  # fmt: skip
+@topic(
+    Rule(
+        "cpus_request",
+        NOTE,
+        says="The job requested many more cores than it used.",
+        evidence=(
+            "requested {asked} cores, {used:one} busy on average ({of_asked} of the request)",
+            "most in {most.name}; {known:count task} measured",
+        ),
+        fix="Request fewer: such tasks wait less in the queue.",
+        lines=("#SBATCH --cpus-per-task={wanted}",),
+        wants=("-cores",),
+    )
+)
 def _cores(facts: JobFacts, summary: Summary) -> Cases:
-    known = [t for t in facts.tasks if t.cpus and t.cpu_mean_cores is not None]
+    measured = [task for task in facts.tasks if task.cpus and task.cpu_mean_cores is not None]
+    if not measured or not _showed(measured) or not _all_ended(summary):
+        return
     busy = busy_share(facts.devices)
-    if not _all_ended(summary) or not known or not _showed(known) or (busy is not None and busy < LOW):
+    if busy is not None and busy < LOW:
         return  # GPUs with little to do need more workers, and those need the cores
-    asked = max(t.cpus or 0 for t in known)
-    most = max(known, key=lambda t: t.cpu_mean_cores or 0.0)
+    requested = max(task.cpus or 0 for task in measured)
+    most = max(measured, key=lambda task: task.cpu_mean_cores or 0.0)
     used = most.cpu_mean_cores or 0.0
-    wanted = math.ceil(max(_CPU_MARGIN * used + 1, most.workers or 0))
-    if wanted <= asked / 2 and asked - wanted >= _FAR_CORES:
+    advised = math.ceil(max(_MARGIN * used + 1, most.workers or 0))
+    if advised <= requested / 2 and requested - advised >= _FAR_CORES:
         yield {
-            "asked": asked,
+            "asked": requested,
             "used": used,
-            "of_asked": share(used, asked),
+            "of_asked": share(used, requested),
             "most": most,
-            "known": len(known),
-            "wanted": wanted,
+            "known": len(measured),
+            "wanted": advised,
             "subjects": [most.name],
         }
+
+
+# --- the bill ---------------------------------------------------------------------------------------------------------
 
 
 def make_bill(facts: JobFacts, billing: Billing | None) -> Bill | None:
@@ -367,26 +436,44 @@ def make_bill(facts: JobFacts, billing: Billing | None) -> Bill | None:
     tasks = [task for task in facts.tasks if task.devices or task.audio_s]
     if billing is None or not tasks:
         return None
-    memory = "memory request", billing.memory_gb, [task.memory_limit_bytes for task in tasks]
-    cores = "number of cores", billing.cpu, [task.cpus for task in tasks]
-    if unknown := [what for what, weight, values in (memory, cores) if weight and None in values]:
-        return Bill(why_unknown=f"no {unknown[0]} was recorded")
+    if billing.memory_gb and any(task.memory_limit_bytes is None for task in tasks):
+        return Bill(why_unknown="no memory request was recorded")
+    if billing.cpu and any(task.cpus is None for task in tasks):
+        return Bill(why_unknown="no number of cores was recorded")
+
     used = without_unused(facts).tasks
     largest = max(used, key=lambda task: (task.audio_s > 0, task.devices or 0, task.workers or 0))
-    gpus, workers = largest.devices or 0, largest.workers or largest.cpus or 0
-    peak = max((task.memory_peak_bytes or 0 for task in tasks), default=0)
-    busy = max((task.cpu_mean_cores or 0.0 for task in tasks), default=0.0)
+    gpus = largest.devices or 0
+    workers = largest.workers or largest.cpus or 0
+    busy_cores = max(task.cpu_mean_cores or 0.0 for task in tasks)
+    cpus = round(max(LEAST_CPUS, workers, busy_cores))  # as a plan with so many workers
+    peak = max(task.memory_peak_bytes or 0 for task in tasks)
     mem_gb = advised_gb(peak) if peak else None
-    cpus = round(max(LEAST_CPUS, workers, busy))  # as a plan with so many workers
-    units, advised, hours = 0.0, 0.0, sum(task.audio_s for task in tasks) / 3_600_000
-    steps = {(task.job_id, task.array_index, task.restart, task.node, task.procid) for task in facts.tasks}
-    sharing = Counter(step[:-1] for step in steps)  # the processes of a step share what was requested on their node
+
+    units = 0.0
+    advised = 0.0
+    processes = {(_step(task), task.procid) for task in facts.tasks}  # one may have several databases
+    processes_of_step = Counter(step for step, _ in processes)
     for task in tasks:
-        many = sharing[task.job_id, task.array_index, task.restart, task.node]
-        asked_gb = (task.memory_limit_bytes or 0) / _GIB / many
-        units += task.wall_s / 3600 * billing.per_hour(task.devices or 0, asked_gb, task.cpus or 0)
-        advised += task.wall_s / 3600 * billing.per_hour(min(gpus, task.devices or 0), mem_gb or asked_gb, cpus)
-    return Bill(units, ratio(units, hours), ratio(advised, hours) if mem_gb else None, gpus, cpus, mem_gb)
+        hours = task.wall_s / 3600
+        granted = task.devices or 0
+        # The processes of a step share what was requested on their node.
+        requested_gb = (task.memory_limit_bytes or 0) / _GIB / processes_of_step[_step(task)]
+        units += hours * billing.per_hour(granted, requested_gb, task.cpus or 0)
+        advised += hours * billing.per_hour(min(gpus, granted), mem_gb or requested_gb, cpus)
+    thousand_hours = sum(task.audio_s for task in tasks) / 3_600_000
+    return Bill(
+        units=units,
+        units_per_1000_audio_hours=ratio(units, thousand_hours),
+        advised_units_per_1000_audio_hours=ratio(advised, thousand_hours) if mem_gb else None,
+        advised_gpus=gpus,
+        advised_cpus=cpus,
+        advised_mem_gb=mem_gb,
+    )
 
 
-TOPICS = (_on_cpu, _unused, _memory, _time, _cores)
+def _step(task: TaskFacts) -> tuple[str, int, int, str]:
+    return task.job_id, task.array_index, task.restart, task.node
+
+
+TOPICS = (_never_used, _fell_back, _without_gpu, _unused, _memory, _time_over, _time_used, _cores)

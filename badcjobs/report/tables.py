@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 from rich.cells import cell_len, set_cell_size
 
-from badcjobs.report.words import escape, plain
+from badcjobs.words import escape, plain
 
-WIDTH = 100  # of text
+WIDTH = 100  # of text, where there is no terminal
+_LEAST_TEXT = 8  # columns of a text that is shortened
 FOLD = 15  # rows of a longer table on a page that are shown at first
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$&])")
 
@@ -65,22 +66,45 @@ class Table:
         return [self.headings, *([cell if isinstance(cell, str) else cell.words for cell in row] for row in shown)]
 
 
-def table_text(table: Table) -> list[str]:
-    """Return a table as aligned lines."""
+def table_text(table: Table, width: int | None = None) -> list[str]:
+    """Return a table as aligned lines; with ``width``, long text is shortened to fit in it."""
     rows = table.cells()
     widths = [max(cell_len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    if width is not None:
+        _shrink(widths, table, width)
     lines = []
     for row in rows:
-        blanks = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
-        # Numbers are aligned to the right.
-        cells = [c + b if kind else b + c for c, b, (_, kind) in zip(row, blanks, table.columns, strict=True)]
+        cells = []
+        for text, cell_width, (_, kind) in zip(row, widths, table.columns, strict=True):
+            shown = beginning(text, cell_width)
+            blank = " " * (cell_width - cell_len(shown))
+            cells.append(shown + blank if kind else blank + shown)  # numbers are aligned to the right
         lines.append(f"  {'  '.join(cells)}".rstrip())
     return lines
 
 
+def _shrink(widths: list[int], table: Table, width: int) -> None:
+    """Make the widest columns of text narrower until a line fits."""
+    texts = [place for place, (_, kind) in enumerate(table.columns) if kind]
+    while texts and sum(widths) + 2 * len(widths) > width:
+        widest = max(texts, key=lambda place: widths[place])
+        if widths[widest] <= _LEAST_TEXT:
+            return
+        widths[widest] -= 1
+
+
+def beginning(text: str, width: int) -> str:
+    """Return a text, or as much of its beginning as fits."""
+    if cell_len(text) <= width:
+        return text
+    return set_cell_size(text, width - 1) + "…"
+
+
 def ending(text: str, width: int) -> str:
     """Return a text, or as much of its end as fits."""
-    return text if cell_len(text) <= width else "…" + set_cell_size(text[::-1], width - 1)[::-1]
+    if cell_len(text) <= width:
+        return text
+    return "…" + set_cell_size(text[::-1], width - 1)[::-1]
 
 
 def table_markdown(table: Table) -> str:
@@ -114,12 +138,12 @@ def table_html(table: Table) -> str:
 
 def _cells(row: Row, classes: Sequence[str]) -> str:
     """Return the cells of a row; the first is its header. Optional closing tags are omitted to keep the page small."""
-    found = []
+    cells = []
     for place, (cell, kind) in enumerate(zip(row, classes, strict=True)):
         if isinstance(cell, Cell):
             value = "" if cell.value is None else f"={cell.value:.6g}"
-            found.append(f"<td data-v{value}>{escape(cell.words, quote=False)}")
+            cells.append(f"<td data-v{value}>{escape(cell.words, quote=False)}")
         else:
             tag = "td" if place else 'th scope="row"'
-            found.append(f"<{tag}{kind}>{escape(cell, quote=False)}")
-    return "".join(found)
+            cells.append(f"<{tag}{kind}>{escape(cell, quote=False)}")
+    return "".join(cells)

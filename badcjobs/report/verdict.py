@@ -6,25 +6,25 @@ summary (``verdict_of``); the live views from what they know while tasks run.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from badcjobs.model import load_word
+from badcjobs.model import NameGaps, load_word
 from badcjobs.paths import shell_line
-from badcjobs.report.progress import RUNNING
+from badcjobs.report.progress import RUNNING, SILENT
 from badcjobs.report.rules import busy_share, known_texts
 from badcjobs.report.rules_waiting import LEAST_S
 from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, Summary, devices_words
-from badcjobs.report.words import count, duration, energy, indices, moment, number, share_words
 from badcjobs.sources.mistakes import left_out_words
-from badcjobs.store.read_model import AlertFacts, Freshness
+from badcjobs.sources.places import place_words
+from badcjobs.store.read_model import AlertFacts, Completeness, Freshness
+from badcjobs.words import count, duration, energy, gpu_time, indices, moment, number, share_words
 
 MOST_FINDINGS = 3
 TRY_AGAIN = "to try failed chunks again, once the cause is fixed"
 BAR = ("█", "x", "·")  # done, failed, left: different signs, so that no colour is needed
-_FEW_S = 600.0  # less GPU time than this is shown in seconds or minutes
 # A template is left out if one of its figures is None (with '?': 0).
 _COST = (
     "{gpu_time}",
@@ -42,6 +42,9 @@ _RESULT = (
 )
 
 
+Steps = tuple[tuple[str, str], ...]  # what to do: words (may be empty), a line to paste
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What to read first; every number appears in it once."""
@@ -52,13 +55,14 @@ class Verdict:
     chunks: tuple[int, int, int]  # done, failed, left: the bar
     cost: str
     result: str
-    next: tuple[tuple[str, str], ...]  # what to do: words (may be empty), a line to paste
+    next: Steps
     no_findings: str = ""  # the sentence for a job without findings
 
     @property
     def lines(self) -> list[tuple[str, str]]:
         """The cost and the result, with their names."""
-        return [(name, words) for name, words in (("cost", self.cost), ("result", self.result)) if words]
+        lines = [("cost", self.cost), ("result", self.result)]
+        return [(name, words) for name, words in lines if words]
 
     @property
     def outcome(self) -> str:
@@ -71,132 +75,200 @@ class Verdict:
         return {"state": self.state, "outcome": self.outcome, "cost": self.cost, "result": self.result, "next": steps}
 
 
-def judge(done: int, failed: int, left: int, *, running: bool, elsewhere: int = 0) -> tuple[str, str, str]:
-    """Return the state of a job with chunks, the word for it, and the counts in words.
+class Outcome(NamedTuple):
+    """Whether a job worked."""
+
+    state: str
+    word: str
+    counts: str = ""
+
+
+def judge(done: int, failed: int, left: int, *, running: bool, elsewhere: int = 0) -> Outcome:
+    """Judge a job with chunks.
 
     ``elsewhere``: chunks whose results are in another file; no chunk done at all is a failure.
     """
     total = done + failed + left + elsewhere
-    parts = [count(total, "chunk") if done == total else f"{done:,} of {count(total, 'chunk')} done"]
-    kinds = ((failed, "failed"), (left, "left"), (elsewhere, "done elsewhere"))
-    parts += [f"{many:,} {what}" for many, what in kinds if many]
+    chunks = count(total, "chunk")
+    parts = [chunks if done == total else f"{done:,} of {chunks} done"]
+    for many, state in ((failed, "failed"), (left, "left"), (elsewhere, "done elsewhere")):
+        if many:
+            parts.append(f"{many:,} {state}")
+    counts = ", ".join(parts)
+
     if running:
-        state, word = "running", "running"
-    elif done == total:
-        state, word = "done", "all done"
-    elif not done and not elsewhere:
-        state, word = "failed", "failed"
-    else:
-        state, word = ("stopped", "not finished") if left or elsewhere else ("failed", "partly failed")
-    return state, word, ", ".join(parts)
-
-
-def gpu_time(gpu_s: float) -> str:
-    """Return GPU time in words."""
-    if not gpu_s:
-        return "no GPU"
-    return f"{duration(gpu_s)} of GPU time" if gpu_s < _FEW_S else f"{number(gpu_s / 3600, 2)} GPU-hours"
+        return Outcome("running", "running", counts)
+    if done == total:
+        return Outcome("done", "all done", counts)
+    if not done and not elsewhere:
+        return Outcome("failed", "failed", counts)
+    if left or elsewhere:
+        return Outcome("stopped", "not finished", counts)
+    return Outcome("failed", "partly failed", counts)
 
 
 def bar(done: int, failed: int, left: int, width: int) -> tuple[int, int, int]:
     """Return how many of ``width`` cells each of them has; a few failed chunks have one, too."""
     total = max(1, done + failed + left)
-    bad = min(width, max(failed > 0, round(width * failed / total)))
-    good = min(width - bad, round(width * done / total) if left or not done else width)
-    return good, bad, width - good - bad if left else 0
+    failed_cells = min(width, max(failed > 0, round(width * failed / total)))
+    rest = width - failed_cells
+    if not left and done:
+        return rest, failed_cells, 0
+    done_cells = min(rest, round(width * done / total))
+    return done_cells, failed_cells, rest - done_cells if left else 0
 
 
 def verdict_of(summary: Summary) -> Verdict:
     """Return the verdict on a job."""
-    proof, done, failed = summary.completeness, summary.done, summary.failed
-    elsewhere, left = summary.skipped, summary.left
-    if proof is not None and proof.expected is not None:  # the rows of the source
-        done, failed, elsewhere = proof.done, proof.failed + proof.poison, proof.elsewhere
-        left = proof.expected - done - failed - elsewhere
+    done, failed, left, elsewhere = _chunk_counts(summary)
     running = bool(summary.tasks_by_verdict.get(RUNNING))
+    places = summary.facts.places
+    left_out = places.left_out if places else 0
     if done + failed + left + elsewhere:
-        state, word, counts = judge(done, failed, left, running=running, elsewhere=elsewhere)
-    else:  # a recording, or no task has listed its chunks
-        bad, counts = summary.tasks_by_verdict.get("failed", 0), ""
-        words = {"failed": f"{count(bad, 'task')} failed", "stopped": "not finished"}
-        tasks = summary.facts.tasks
-        words |= {"done": "recorded"} if tasks and not any(task.engine for task in tasks) else {}
-        state, word = ("running", "running") if running else (summary.verdict, words.get(summary.verdict, "all done"))
-    if state != "done" and (summary.merged.new or summary.merged.changed):
+        outcome = judge(done, failed, left, running=running, elsewhere=elsewhere)
+    elif running:
+        outcome = Outcome("running", "running")
+    else:
+        outcome = _judge_tasks(summary, left_out)
+
+    word = outcome.word
+    if outcome.state != "done" and (summary.merged.new or summary.merged.changed):
         word += " when it was merged"
+    counts = [outcome.counts]
+    if left_out:
+        counts.append(f"{count(left_out, 'recording')} left out")
     figures = _figures(summary)
     return Verdict(
-        state=state,
+        state=outcome.state,
         word=word,
-        counts=counts,
+        counts=", ".join(filter(None, counts)),
         chunks=(done, failed, left),
         cost="".join(known_texts(_COST, figures)),
         result="".join(known_texts(_RESULT, figures)) if summary.chunks else "",
-        next=next_steps(summary, state),
+        next=next_steps(summary, outcome.state),
         no_findings="" if summary.findings else _no_findings(summary),
     )
 
 
+def _chunk_counts(summary: Summary) -> tuple[int, int, int, int]:
+    """Return how many rows of the source or, if that is not known, chunks are done, failed, left and elsewhere."""
+    proof = summary.completeness
+    if proof.expected is None:
+        return summary.done, summary.failed, summary.left, summary.skipped
+    failed = proof.failed + proof.poison
+    left = proof.expected - proof.done - failed - proof.elsewhere
+    return proof.done, failed, left, proof.elsewhere
+
+
+def _judge_tasks(summary: Summary, left_out: int) -> Outcome:
+    """Judge a recording, or a job whose tasks have listed no chunks."""
+    state = summary.verdict
+    tasks = summary.facts.tasks
+    if state == "failed":
+        return Outcome(state, f"{count(summary.tasks_by_verdict['failed'], 'task')} failed")
+    if state == "stopped":
+        return Outcome(state, "not finished")
+    if left_out:
+        return Outcome(state, "nothing analysed")
+    if tasks and not any(task.engine for task in tasks):
+        return Outcome(state, "recorded")
+    return Outcome(state, "all done")
+
+
 def _figures(summary: Summary) -> dict[str, object]:
-    gpu_s, busy, measured = summary.gpu_hours * 3600, busy_share(summary.devices), summary.energy_measured_percent
-    many, wh = summary.energy_devices, summary.energy_wh
-    partly = "" if many == len(summary.devices) else f", known for {many:,} of {devices_words(summary.devices)}"
+    """Return the figures of _COST and _RESULT."""
+    gpu_s = summary.gpu_hours * 3600
+    busy = busy_share(summary.devices)
+    busy_percent = busy and 100 * busy
+    measured = summary.energy_measured_percent
+    partly_measured = measured is not None and measured < NEARLY_ALL
     return {
         "s": summary,
         "gpu_time": gpu_time(gpu_s),
         "units": summary.bill and summary.bill.units,
-        "energy": f"energy {'not measured' if wh is None else energy(wh) + partly}" if gpu_s else None,
-        "measured": share_words(measured) if measured is not None and measured < NEARLY_ALL else None,
-        "busy": None if busy is None else share_words(100 * busy),
-        "load": None if busy is None else load_word(100 * busy),
+        "energy": _energy_words(summary) if gpu_s else None,
+        "measured": share_words(measured) if partly_measured else None,
+        "busy": share_words(busy_percent),
+        "load": load_word(busy_percent),  # None: the line leaves both out
     }
+
+
+def _energy_words(summary: Summary) -> str:
+    if summary.energy_wh is None:
+        return "energy not measured"
+    words = f"energy {energy(summary.energy_wh)}"
+    if summary.energy_devices < len(summary.devices):
+        words += f", known for {summary.energy_devices:,} of {devices_words(summary.devices)}"
+    return words
 
 
 def _no_findings(summary: Summary) -> str:
     """Return the sentence for a job without findings."""
-    alerts, gpu_s = sum(alert.alerts for alert in summary.alerts), summary.gpu_hours * 3600
+    gpu_s = summary.gpu_hours * 3600
     critical = any(alert.severity == "critical" for alert in summary.alerts)
-    but = f"; {count(alerts, 'alert')}{' (some critical)' if critical else ''}, see below" if alerts else ""
+    sentence = "No problems found"
+    if summary.verdict != "done" or critical:
+        sentence = "No findings"
     if summary.verdict != "done" and summary.chunks:
-        but = f" besides the chunks that are left or failed{but}"
+        sentence += " besides the chunks that are left or failed"
     elif 0 < gpu_s < LEAST_S:
-        but = f"; {gpu_s:.0f} s of GPU time are too few to judge how busy the GPUs were{but}"
-    return f"No {'problems found' if summary.verdict == 'done' and not critical else 'findings'}{but}."
+        sentence += f"; {gpu_s:.0f} s of GPU time are too few to judge how busy the GPUs were"
+    alerts = sum(alert.alerts for alert in summary.alerts)
+    if alerts:
+        some_critical = " (some critical)" if critical else ""
+        sentence += f"; {count(alerts, 'alert')}{some_critical}, see below"
+    return f"{sentence}."
 
 
-def next_steps(summary: Summary, state: str) -> tuple[tuple[str, str], ...]:
+def next_steps(summary: Summary, state: str) -> Steps:
     """Return what to do next, true for the state of the job; several lines are alternatives."""
-    proof, place, queue = summary.completeness, summary.place, summary.queue
-    monitor = shell_line("badcjobs", "monitor", place)
+    queue = summary.queue
+    monitor = shell_line("badcjobs", "monitor", summary.place)
     if summary.cut_short is not None:  # Slurm may have its array: any other command might do the same work twice
         return (("repeat the submit that was cut short", summary.cut_short.command),)
     if summary.merged.command is not None:
-        waits = f" (or wait for merge job {queue.merge})" if queue is not None and queue.merge else ""
-        return ((f"to include what is new since the merge{waits}", summary.merged.command),)
+        wait = f" (or wait for merge job {queue.merge})" if queue is not None and queue.merge else ""
+        return ((f"to include what is new since the merge{wait}", summary.merged.command),)
     if queue is not None and (queue.waiting or queue.running):
         return ((str(queue), next(iter(queue.release), monitor)),)
     if state == RUNNING:
         return (("", monitor),)
-    kind = Path(place).suffix
-    if kind in (".csv", ".jsonl"):
-        return (("", shell_line("badcjobs", "report", place, "--html", "report.html")),)
-    if proof is None or not proof.finish:
-        if summary.verdict != "done" and summary.chunks and kind != ".sqlite":
-            return (("run the same command or script again, then", shell_line("badcjobs", "merge", place)),)
-        table = "" if summary.done else "chunk" if summary.chunks else "sample"
-        words = ["--table", table] if table else []
-        return (("", shell_line("badcjobs", "export", place, *words, "-o", f"{table or 'detection'}s.csv")),)
+    if Path(summary.place).suffix in (".csv", ".jsonl"):
+        return (("", shell_line("badcjobs", "report", summary.place, "--html", "report.html")),)
+    if summary.completeness.finish:
+        return _finish_steps(summary)
+    if summary.verdict != "done" and summary.chunks and Path(summary.place).suffix != ".sqlite":
+        return (("run the same command or script again, then", shell_line("badcjobs", "merge", summary.place)),)
+    return (("", _export_line(summary)),)
+
+
+def _export_line(summary: Summary) -> str:
+    """Return the command that exports detections; without any, chunks; of a recording, samples."""
+    if summary.done:
+        return shell_line("badcjobs", "export", summary.place, "-o", "detections.csv")
+    table = "chunk" if summary.chunks else "sample"
+    return shell_line("badcjobs", "export", summary.place, "--table", table, "-o", f"{table}s.csv")
+
+
+def _finish_steps(summary: Summary) -> Steps:
+    """Return the commands that do the rest."""
+    proof = summary.completeness
+    queue = summary.queue
     first, *others = proof.finish
-    how = "to do what is left" if summary.verdict == "stopped" else TRY_AGAIN
-    if first.startswith("sbatch "):
-        how = "submit the same script again for these indices"
-    unknown = bool(others) if queue is None else not queue.known
-    if unknown and summary.verdict == "stopped":
-        how += ", unless tasks of it are still queued"
-    elif summary.tasks_silent and (queue is None or unknown):
-        how += ", unless its silent tasks are still running"
-    # If the script is not known, the other line can be pasted.
-    return ((how, first), *((("or do it in one run", line) for line in others) if first.endswith("…") else ()))
+    words = TRY_AGAIN
+    if proof.finish_by == "script":
+        words = "submit the same script again for these indices"
+    elif summary.verdict == "stopped":
+        words = "to do what is left"
+    queue_unknown = bool(others) if queue is None else not queue.known
+    if queue_unknown and summary.verdict == "stopped":
+        words += ", unless tasks of it are still queued"
+    elif summary.tasks_silent and (queue is None or queue_unknown):
+        words += ", unless its silent tasks are still running"
+    steps = [(words, first)]
+    if proof.finish_by == "script":  # the other line can be pasted
+        steps += [("or do it in one run", line) for line in others]
+    return tuple(steps)
 
 
 # --- the other numbers, below the verdict -----------------------------------------------------------------------------
@@ -204,144 +276,210 @@ def next_steps(summary: Summary, state: str) -> tuple[tuple[str, str], ...]:
 _LABELS = 5  # the most frequent ones
 # Name → templates; a headline is left out if all of its templates are.
 HEADLINES = (
-    ("tasks", (
-        "{s.tasks:whole} ({verdicts})",
-        "; last update from a silent task: {heard:moment}",
-        "; array index {not_started:indices} not started{queue}",
-        "; no {readable}database from array index {no_database:indices}{see}",
-    )),
+    (
+        "tasks",
+        (
+            "{s.tasks:whole} ({verdicts})",
+            "; last update from a silent task: {heard:moment}",
+            "; array index {not_started:indices} not started{queue}",
+            "; no {readable}database from array index {no_database:indices}{see}",
+        ),
+    ),
     ("merged", ("{news}",)),
     ("submit", ("{cut_short.what}",)),
-    ("chunks", (
-        "{s.facts.tries:count try tries?}",
-        "; {s.facts.conflicts:whole?} done more than once, the last result counts",
-        " ({s.facts.restarted:whole?} after a node failure)",
-        "; {s.facts.cpu_tries:whole?} on the CPU ({s.audio_hours_on_cpu:two} hours of audio)",
-        "; {s.facts.done_of_unknown_length:whole?} of unknown length",
-    )),
-    ("source", (
-        "not compared: {unproved.why_unknown}",
-        "{proof.expected:count row}",
-        "; {partly.not_listed:whole?} {where}",
-        "; {proof.strangers:count row?} in the job but not in the source",
-    )),
+    (
+        "chunks",
+        (
+            "{s.facts.tries:count try tries?}",
+            "; {s.facts.conflicts:whole?} done more than once, the last result counts",
+            " ({s.facts.restarted:whole?} after a node failure)",
+            "; {s.facts.cpu_tries:whole?} on the CPU ({s.audio_hours_on_cpu:two} hours of audio)",
+            "; {s.facts.done_of_unknown_length:whole?} of unknown length",
+        ),
+    ),
+    (
+        "source",
+        (
+            "not compared: {why_unknown}",
+            "{rows:count row}",
+            "; {not_listed:whole?} {where}",
+            "; {strangers:count row?} in the job but not in the source",
+        ),
+    ),
     ("recordings", ("{names}",)),
+    ("places", ("{places}",)),
     ("left out", ("{left_out}",)),
     ("GPU use", ("{use:list}",)),
-    ("left", (
-        "{unknown_time}",
-        "about {known_left.audio_hours:one} audio-hours",
-        " and {known_left.gpu_hours:one?} GPU-hours",
-        "; expected end: about {known_left.end_at_ms:moment?} at the speed of the running tasks",
-        "; about {left_s:duration} at the speed so far",
-    )),
-    ("energy", (
-        "{least}{s.kwh_per_1000_audio_hours:two?} kWh per 1,000 audio-hours", " ({joules:round} J per audio-hour)",
-    )),
-    ("bill", (
-        "not known: {unbilled}",
-        "{bill.units_per_1000_audio_hours:one?} units per 1,000 audio-hours",
-        "; with --gpus-per-node={bill.advised_gpus} --cpus-per-task={bill.advised_cpus} --mem={bill.advised_mem_gb}G it"
-        " would have been {bill.advised_units_per_1000_audio_hours:one?}",
-    )),
-    ("per chunk", (
-        "{cost.gpu_s_mean:two} GPU-seconds (p50 {cost.gpu_s_p50:two}, p95 {cost.gpu_s_p95:two},"
-        " max {cost.gpu_s_max:two})",
-        "; {cost.energy_j_mean:one?} J{some_tries} (p50 {cost.energy_j_p50:one}, p95 {cost.energy_j_p95:one},"
-        " max {cost.energy_j_max:one})",
-    )),
+    (
+        "left",
+        (
+            "{unknown_time}",
+            "about {known_left.audio_hours:one} audio-hours",
+            " and {known_left.gpu_hours:one?} GPU-hours",
+            "; expected end: about {known_left.end_at_ms:moment?} at the speed of the running tasks",
+            "; about {left_s:duration} at the speed so far",
+        ),
+    ),
+    (
+        "energy",
+        (
+            "{least}{s.kwh_per_1000_audio_hours:two?} kWh per 1,000 audio-hours",
+            " ({joules:round} J per audio-hour)",
+        ),
+    ),
+    (
+        "bill",
+        (
+            "not known: {unbilled}",
+            "{bill.units_per_1000_audio_hours:one?} units per 1,000 audio-hours",
+            "; with --gpus-per-node={bill.advised_gpus} --cpus-per-task={bill.advised_cpus}"
+            " --mem={bill.advised_mem_gb}G it would have been {bill.advised_units_per_1000_audio_hours:one?}",
+        ),
+    ),
+    (
+        "per chunk",
+        (
+            "{cost.gpu_s_mean:two} GPU-seconds (p50 {cost.gpu_s_p50:two}, p95 {cost.gpu_s_p95:two},"
+            " max {cost.gpu_s_max:two})",
+            "; {cost.energy_j_mean:one?} J{some_tries} (p50 {cost.energy_j_p50:one}, p95 {cost.energy_j_p95:one},"
+            " max {cost.energy_j_max:one})",
+        ),
+    ),
     ("detections", ("{labels:list}", " and {more_labels:count other_label?}")),
-    ("telemetry", (
-        "{samples:count sample}, {gaps}",
-        "; off in {s.tasks_without_telemetry:count task?} (--no-emit-gpu-telemetry)",
-    )),
-)  # fmt: skip
+    (
+        "telemetry",
+        (
+            "{samples:count sample}, {gaps}",
+            "; off in {s.tasks_without_telemetry:count task?} (--no-emit-gpu-telemetry)",
+        ),
+    ),
+)
 
 
 def headlines(summary: Summary) -> list[tuple[str, str]]:
     """Return (name, words) in the order they are shown."""
-    missing, logs = summary.tasks_missing or None, summary.completeness.missing_logs if summary.completeness else ()
-    silent, running = frozenset(summary.tasks_silent), summary.tasks_by_verdict.get(RUNNING)
-    waits = summary.queue is not None and summary.queue.waiting
-    heard_ms = [task.heard_at_ms or 0 for task in summary.facts.tasks if task.name in silent]
     figures = {
         "s": summary,
         "news": news_words(summary.merged) or None,
         "cut_short": summary.cut_short,
-        "verdicts": ", ".join(f"{many:,} {verdict}" for verdict, many in sorted(summary.tasks_by_verdict.items())),
-        "heard": max(heard_ms, default=None),
-        "not_started": missing if running or waits else None,
-        "no_database": None if running or waits else missing,
-        "readable": "readable " if summary.facts.lossy_files else "",
-        "queue": f": {summary.queue}" if waits else ", perhaps still in the queue",
-        "see": f" (see {logs[0]})" if logs else "",
+        "left_out": left_out_words(summary.left_out) or None,
         "labels": tuple(f"{label} {many:,}" for label, _, many in summary.facts.labels[:_LABELS]) or None,
         "more_labels": len(summary.facts.labels[_LABELS:]),
+        **_task_figures(summary),
         **_source_figures(summary),
+        **_rest_figures(summary),
         **_device_figures(summary),
     }
-    said = [(name, "".join(known_texts(parts, figures))) for name, parts in HEADLINES]
-    return [(name, words) for name, words in said if words]
+    lines = [(name, "".join(known_texts(templates, figures))) for name, templates in HEADLINES]
+    return [(name, words) for name, words in lines if words]
+
+
+def _task_figures(summary: Summary) -> dict[str, Any]:
+    """Return how the tasks ended, and which left no database: they have not started, or could not write."""
+    logs = summary.completeness.missing_logs
+    queued = summary.queue is not None and summary.queue.waiting
+    may_start = summary.tasks_by_verdict.get(RUNNING) or queued
+    missing = summary.tasks_missing or None
+    return {
+        "verdicts": ", ".join(f"{many:,} {verdict}" for verdict, many in sorted(summary.tasks_by_verdict.items())),
+        "heard": max((task.heard_at_ms or 0 for task in summary.facts.tasks if task.state == SILENT), default=None),
+        "not_started": missing if may_start else None,
+        "no_database": None if may_start else missing,
+        "readable": "readable " if summary.facts.lossy_files else "",
+        "queue": f": {summary.queue}" if queued else ", perhaps still in the queue",
+        "see": f" (see {logs[0]})" if logs else "",
+    }
 
 
 def _source_figures(summary: Summary) -> dict[str, Any]:
-    """Return how much of the source is done, and when the rest will be."""
-    proof, left, gaps = summary.completeness, summary.outlook, summary.facts.recording_names
-    proved = proof if proof is not None and proof.expected is not None else None
-    partly = proved if proved is not None and not proved.complete else None
-    where = "in no task"
-    if partly is not None and (partly.missing_indices or partly.unmerged_indices) and not partly.not_listed_examples:
-        reasons = [*(["not started"] if partly.missing_indices else []),
-                   *(["not merged yet"] if partly.unmerged_indices else [])]  # fmt: skip
-        where = f"of array index {indices((*partly.missing_indices, *partly.unmerged_indices))} {', or '.join(reasons)}"
-    known_left = left if left is not None and left.audio_hours is not None else None
-    # Paths without a date, a time or a study area; not mentioned if all paths, or none, are like that.
-    kinds = () if gaps is None else (
-        (gaps.undated, gaps.recordings, "no date in the name", gaps.undated_example),
-        (gaps.untimed, gaps.recordings - gaps.undated, "a date but no time in the name", gaps.untimed_example),
-        (gaps.no_study_area, gaps.recordings, "no study area in the path", gaps.no_study_area_example),
-    )  # fmt: skip
-    names = [
-        f"{many:,} of {gaps.recordings if gaps else 0:,} {'has' if many == 1 else 'have'} {what} (e.g. {example})"
-        for many, most, what, example in kinds
-        if 0 < many < most
-    ]
+    """Return how much of the source is done, and what the paths of its recordings lack."""
+    proof = summary.completeness
+    places = summary.facts.places
     return {
-        "proof": proved,
-        "unproved": None if proved or not summary.chunks else proof,  # a recording has no source
-        "partly": partly,
-        "where": where,
-        "names": "; ".join(names) or None,
-        "left_out": left_out_words(summary.left_out) or None,
-        "unknown_time": None if left is None or known_left else "remaining time not known yet",
-        "known_left": known_left,
-        "left_s": known_left.wall_s if known_left is not None and known_left.end_at_ms is None else None,
+        "why_unknown": proof.why_unknown if summary.chunks else None,  # a recording has no source
+        "rows": proof.expected,
+        "not_listed": proof.not_listed,
+        "where": _where_not_listed(proof),
+        "strangers": proof.strangers,
+        "names": "; ".join(_name_gaps(summary.facts.recording_names)) or None,
+        "places": place_words(places) if places else None,
     }
 
 
+def _where_not_listed(proof: Completeness) -> str:
+    """Return where the rows are that no task has listed."""
+    absent = (*proof.missing_indices, *proof.unmerged_indices)
+    if not absent or proof.not_listed_examples:
+        return "in no task"
+    reasons = []
+    if proof.missing_indices:
+        reasons.append("not started")
+    if proof.unmerged_indices:
+        reasons.append("not merged yet")
+    return f"of array index {indices(absent)} {', or '.join(reasons)}"
+
+
+def _name_gaps(gaps: NameGaps | None) -> Iterator[str]:
+    """Yield what some paths lack; not if all paths, or none, lack it."""
+    if gaps is None:
+        return
+    total = gaps.recordings
+    dated = total - gaps.undated
+    for many, most, gap, example in (
+        (gaps.undated, total, "no date in the name", gaps.undated_example),
+        (gaps.untimed, dated, "a date but no time in the name", gaps.untimed_example),
+        (gaps.no_study_area, total, "no study area in the path", gaps.no_study_area_example),
+    ):
+        if 0 < many < most:
+            verb = "has" if many == 1 else "have"
+            yield f"{many:,} of {total:,} {verb} {gap} (e.g. {example})"
+
+
+def _rest_figures(summary: Summary) -> dict[str, Any]:
+    """Return how much is left, and when it will be done."""
+    rest = summary.outlook
+    if rest is None:
+        return {"unknown_time": None, "known_left": None, "left_s": None}
+    if rest.audio_hours is None:
+        return {"unknown_time": "remaining time not known yet", "known_left": None, "left_s": None}
+    left_s = rest.wall_s if rest.end_at_ms is None else None
+    return {"unknown_time": None, "known_left": rest, "left_s": left_s}
+
+
 def _device_figures(summary: Summary) -> dict[str, Any]:
-    cost, bill, kwh = summary.chunk_cost, summary.bill, summary.kwh_per_1000_audio_hours
-    known = [device for device in summary.devices if device.energy_j is not None]
-    missing = sum(d.energy_measured_s for d in known) < NEARLY_ALL / 100 * sum(d.total_s for d in known)
-    samples = sum(device.samples for device in summary.devices)
-    gaps = [gap for gap in summary.facts.gaps if gap.metric is None]
-    gap_words = f"{count(sum(gap.gaps for gap in gaps), 'gap')}, {duration(sum(gap.seconds for gap in gaps))} in total"
-    work = summary.states if any(task.engine for task in summary.facts.tasks) else {}
-    use = {STATE_WORDS[state]: time.share_percent or 0.0 for state, time in work.items()}
+    """Return what the devices did and used, and how much of it was measured."""
+    cost = summary.chunk_cost
+    bill = summary.bill
+    kwh = summary.kwh_per_1000_audio_hours
+    metered_s = sum(device.energy_measured_s for device in summary.metered)
+    granted_s = sum(device.total_s for device in summary.metered)
+    states = summary.states if any(task.engine for task in summary.facts.tasks) else {}
+    shares = {STATE_WORDS[state]: time.share_percent or 0.0 for state, time in states.items()}
+    some_tries = ""
+    if cost.energy_tries < cost.tries:  # a short try may fall between two readings of power
+        some_tries = f", measured in {cost.energy_tries:,} of {count(cost.tries, 'try', 'tries')}"
     return {
-        "use": tuple(f"{words} {share_words(percent)}" for words, percent in use.items() if percent >= 0.5) or None,
-        "least": "at least " if missing else "",  # devices used energy before and after their readings
+        "use": tuple(f"{state} {share_words(share)}" for state, share in shares.items() if share >= 0.5) or None,
+        # Devices used energy before and after their readings.
+        "least": "at least " if metered_s < NEARLY_ALL / 100 * granted_s else "",
         "joules": kwh and kwh * 3600,
         "unbilled": bill and bill.why_unknown,
         "bill": bill if bill and bill.why_unknown is None else None,
         "cost": cost if cost.tries else None,
-        # A short try may fall between two readings of power.
-        "some_tries": f", measured in {cost.energy_tries:,} of {count(cost.tries, 'try', 'tries')}"
-        if cost.energy_tries < cost.tries
-        else "",
-        "samples": samples,
-        "gaps": gap_words if gaps else "no gaps" if samples else "gaps unknown",
+        "some_tries": some_tries,
+        "samples": sum(device.samples for device in summary.devices),
+        "gaps": _gap_words(summary),
     }
+
+
+def _gap_words(summary: Summary) -> str:
+    gaps = [gap for gap in summary.facts.gaps if gap.metric is None]
+    if gaps:
+        total_s = sum(gap.seconds for gap in gaps)
+        return f"{count(sum(gap.gaps for gap in gaps), 'gap')}, {duration(total_s)} in total"
+    if any(device.samples for device in summary.devices):
+        return "no gaps"
+    return "gaps unknown"
 
 
 # --- what is new, and alerts -------------------------------------------------------------------------
@@ -349,18 +487,19 @@ def _device_figures(summary: Summary) -> dict[str, Any]:
 
 def news_words(merged: Freshness) -> str:
     """Return how old the merge is if task databases are newer or cannot be read; otherwise nothing."""
-    said = []
+    news = []
     if merged.changed:
-        said.append(f"{count(merged.changed, 'task database has', 'task databases have')} changed since")
+        news.append(f"{count(merged.changed, 'task database has', 'task databases have')} changed since")
     if merged.new:
-        said.append(f"{count(merged.new, 'task database is', 'task databases are')} not merged yet")
+        news.append(f"{count(merged.new, 'task database is', 'task databases are')} not merged yet")
     if merged.closed:
-        said.append(f"whether anything is new since then is not known: {merged.closed}")
+        news.append(f"whether anything is new since then is not known: {merged.closed}")
     elif merged.gone:
         them = "its database is" if merged.gone == 1 else "their databases are"
-        said.append(f"the state of {count(merged.gone, 'task')} that ran then is not known: {them} not here")
-    as_of = [] if merged.as_of_ms is None else [f"as of {moment(merged.as_of_ms)}"]
-    return "; ".join([*as_of, *said]) if said else ""
+        news.append(f"the state of {count(merged.gone, 'task')} that ran then is not known: {them} not here")
+    if news and merged.as_of_ms is not None:
+        news.insert(0, f"as of {moment(merged.as_of_ms)}")
+    return "; ".join(news)
 
 
 _UNITS = {"thermal": "°C", "memory": "%", "power": "%", "idle": "s", "energy": "%"}  # of peak and limit
@@ -370,11 +509,15 @@ def alert_lines(alerts: Sequence[AlertFacts]) -> list[str]:
     """Return a line for each kind of alert, the critical ones first."""
     lines = []
     for alert in sorted(alerts, key=lambda alert: alert.severity != "critical"):
-        words = f"{alert.kind} ({alert.severity}): {count(alert.alerts, 'alert')} on {count(alert.devices, 'device')}"
         unit = _UNITS.get(alert.kind)
+        line = f"{alert.kind} ({alert.severity}): {count(alert.alerts, 'alert')} on {count(alert.devices, 'device')}"
         if unit and alert.peak is not None and alert.threshold is not None:
-            words += f"; worst value {number(alert.peak, 0)} {unit}, limit {number(alert.threshold, 0)} {unit}"
-        words += f"; longest {duration(alert.longest_s)}" if alert.longest_s else ""
-        words += f"; {alert.still_open:,} still open" if alert.still_open else ""
-        lines.append(words if unit else f"{words}; for example: {alert.example}")
+            line += f"; worst value {number(alert.peak, 0)} {unit}, limit {number(alert.threshold, 0)} {unit}"
+        if alert.longest_s:
+            line += f"; longest {duration(alert.longest_s)}"
+        if alert.still_open:
+            line += f"; {alert.still_open:,} still open"
+        if not unit:
+            line += f"; for example: {alert.example}"
+        lines.append(line)
     return lines

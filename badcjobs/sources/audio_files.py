@@ -14,7 +14,7 @@ from badcjobs.model import BROKEN_AUDIO, EMPTY_FILE, NOT_AUDIO, UNREADABLE_FILE,
 from badcjobs.paths import shell_line
 from badcjobs.settings import absolute
 from badcjobs.sources import audio_formats as formats
-from badcjobs.sources.cutter import measure_with_libsndfile
+from badcjobs.sources.cutter import measure_with_ffprobe, measure_with_libsndfile
 from badcjobs.sources.mistakes import shown
 
 _HEAD_BYTES = 4096  # per read; by default Python reads one block of the filesystem, which is 4 MiB on Lustre
@@ -29,45 +29,60 @@ def read_header(path: Path | str) -> AudioHeader:
             try:
                 return _of_wav(formats.read_wav_header(file, compressed=True))
             except formats.NotWav as problem:
-                why = str(problem)
+                not_wav = str(problem)
             flac = formats.read_flac_info(file)
             file.seek(0)
             start = file.read(_HEAD_BYTES)
     except OSError as error:
         return AudioHeader(fault=UNREADABLE_FILE, why=error.strerror or str(error))
+
     if flac is not None:
-        length_s = flac.frames / flac.rate_hz if flac.frames else None
-        unfinished = flac.frames > 0 and not flac.length_in_header
-        fault, why = ("", "") if flac.has_audio else (EMPTY_FILE, _NO_FRAMES)
-        return AudioHeader(length_s, flac.rate_hz, flac.channels, unfinished=unfinished, fault=fault, why=why)
+        return _of_flac(flac)
     if not start:
         return AudioHeader(fault=EMPTY_FILE, why="it has 0 bytes")
-    if start.startswith((b"RIFF", b"RF64", b"BW64")) and (start[8:12] == b"WAVE" or len(start) < 12):
-        why = why if len(start) >= 12 else "the file ends within its header"
-        return AudioHeader(fault=BROKEN_AUDIO, why=f"WAV, but {why}")
+    if start.startswith((b"RIFF", b"RF64", b"BW64")):
+        if len(start) < 12:
+            return AudioHeader(fault=BROKEN_AUDIO, why="WAV, but the file ends within its header")
+        if start[8:12] == b"WAVE":
+            return AudioHeader(fault=BROKEN_AUDIO, why=f"WAV, but {not_wav}")
     if start.startswith(b"fLaC"):
         return AudioHeader(fault=BROKEN_AUDIO, why="FLAC, but its header cannot be read")
     if not formats.begins_like_audio(start):
         return AudioHeader(fault=NOT_AUDIO, why="it does not begin like any audio format")
+    if formats.is_for_ffmpeg(start):
+        return AudioHeader(measure_with_ffprobe(Path(path)))
     return AudioHeader(*measure_with_libsndfile(Path(path)))
 
 
+def _of_flac(flac: formats.FlacInfo) -> AudioHeader:
+    length_s = flac.frames / flac.rate_hz if flac.frames else None
+    if not flac.has_audio:
+        return AudioHeader(length_s, flac.rate_hz, flac.channels, fault=EMPTY_FILE, why=_NO_FRAMES)
+    unfinished = flac.frames > 0 and not flac.length_in_header
+    return AudioHeader(length_s, flac.rate_hz, flac.channels, unfinished=unfinished)
+
+
 def _of_wav(wav: formats.WavHeader) -> AudioHeader:
-    rate_hz, channels, there_s, promised_s = wav.rate_hz or None, wav.channels or None, None, None
+    rate_hz = wav.rate_hz or None
+    channels = wav.channels or None
     if wav.kind in formats.CONSTANT_FRAMES:
         if not (wav.rate_hz and wav.channels and wav.frame_bytes):
             why = f"its header says {wav.channels} channels, {wav.rate_hz} Hz, {wav.frame_bytes} bytes per frame"
             return AudioHeader(None, rate_hz, channels, fault=BROKEN_AUDIO, why=why)
-        there_s, promised_s = wav.length_s, wav.promised_s
+        there_s = wav.length_s
+        promised_s = wav.promised_s
     elif wav.bytes_per_s:
         there_s = wav.data_bytes / wav.bytes_per_s
         promised_s = there_s + wav.missing_bytes / wav.bytes_per_s
-    if promised_s is None or there_s is None or promised_s - there_s <= _SLACK_S:
-        if there_s == 0:
-            return AudioHeader(0.0, rate_hz, channels, fault=EMPTY_FILE, why=_NO_FRAMES)
-        return AudioHeader(there_s, rate_hz, channels, unfinished=wav.unfinished and wav.data_bytes > 0)
-    why = f"its header says {promised_s:g} s, the file has {there_s:g} s"
-    return AudioHeader(promised_s, rate_hz, channels, there_s, fault="" if there_s else BROKEN_AUDIO, why=why)
+    else:
+        return AudioHeader(None, rate_hz, channels, unfinished=wav.unfinished and wav.data_bytes > 0)
+
+    if promised_s - there_s > _SLACK_S:
+        why = f"its header says {promised_s:g} s, the file has {there_s:g} s"
+        return AudioHeader(promised_s, rate_hz, channels, there_s, fault="" if there_s else BROKEN_AUDIO, why=why)
+    if there_s == 0:
+        return AudioHeader(0.0, rate_hz, channels, fault=EMPTY_FILE, why=_NO_FRAMES)
+    return AudioHeader(there_s, rate_hz, channels, unfinished=wav.unfinished and wav.data_bytes > 0)
 
 
 # --- find files -------------------------------------------------------------------------------------------------------
@@ -118,6 +133,14 @@ def with_slash(folder: Path | str) -> str:
     return f"{str(folder).rstrip('/')}/"
 
 
+def locate(path: str, folders: Sequence[str]) -> str:
+    """Return the absolute path of a file, without opening it: in the first folder that has it, else in the last."""
+    if path.startswith("/"):
+        return path
+    places = [folder + path.removeprefix("./") for folder in folders]
+    return next((place for place in places[:-1] if os.path.lexists(place)), places[-1])
+
+
 def look_at(path: str, folders: Sequence[str], read: ReadHeader | None) -> Found | NoAudio:
     """Return the absolute path and the fingerprint of a file, with its header if ``read`` is given.
 
@@ -133,28 +156,30 @@ def look_at(path: str, folders: Sequence[str], read: ReadHeader | None) -> Found
             text = f"cannot access {shown(path)}: {error.strerror}"
             return NoAudio(text, shell_line("ls", "-ld", place), missing_at=place)
         if not stat.S_ISREG(status.st_mode):  # opening a pipe blocks until a program writes to it
-            what = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, a socket or a device"
-            text = f"{what}, not an audio file: {shown(path)}"
+            kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe, a socket or a device"
+            text = f"{kind}, not an audio file: {shown(path)}"
             return NoAudio(text, shell_line("ls", "-ld", place), missing_at=place)
-        found = place, Fingerprint(status.st_size, status.st_mtime_ns)
         if 0 < status.st_size <= LONGEST_POINTER and (key := read_pointer(place)):
             return _not_fetched(path, Path(place), key)
-        return found if read is None else with_header(found, read)
+        file = place, Fingerprint(status.st_size, status.st_mtime_ns)
+        return file if read is None else with_header(file, read)
+
     for place in filter(os.path.islink, places):
-        if _ANNEX in (key := str(Path(place).readlink())):
-            return _not_fetched(path, Path(place), key)
+        target = str(Path(place).readlink())
+        if _ANNEX in target:
+            return _not_fetched(path, Path(place), target)
         return NoAudio(f"{_BROKEN_LINK} {shown(path)}", missing_at=place)
     if ESCAPED.search(path):
-        place = next((one for one in places if os.path.lexists(_unescape(one))), places[0])
+        place = next((place for place in places if os.path.lexists(_unescape(place))), places[0])
         return NoAudio(f"{_NOT_UTF8} {shown(path)}", _rename(place), missing_at=place)
     return NoAudio(f"no such file: {shown(path)}", not_found=True, missing_at=places[0])
 
 
 def with_header(found: Found, read: ReadHeader) -> Found:
     """Return the result of look_at with the file's header added."""
-    audio_path, known = found
+    audio_path, file = found
     # Not dataclasses.replace, which takes as long as reading from a local disk.
-    return audio_path, Fingerprint(known.audio_bytes, known.audio_mtime_ns, known.audio_sha256, read(audio_path))
+    return audio_path, Fingerprint(file.audio_bytes, file.audio_mtime_ns, file.audio_sha256, read(audio_path))
 
 
 def end_ms_of(header: AudioHeader) -> int | None:
@@ -200,10 +225,10 @@ def read_pointer(place: str) -> str:
 
 
 def _not_fetched(path: str, place: Path, key: str) -> NoAudio:
-    error = NoAudio(f"{_NOT_FETCHED} {shown(path)}", f"{_fetch(place)} .", missing_at=str(place))
+    problem = NoAudio(f"{_NOT_FETCHED} {shown(path)}", f"{_fetch(place)} .", missing_at=str(place))
     if size := _KEY_SIZE.search(key):
-        error.key_bytes = int(size[1])
-    return error
+        problem.key_bytes = int(size[1])
+    return problem
 
 
 def _fetch(place: Path) -> str:
@@ -218,7 +243,9 @@ def explain_missing(place: Path) -> str:
     if (is_link and _ANNEX in str(place.readlink())) or read_pointer(str(place)):
         # The command is last: tables show only the end of an error.
         return f"{_NOT_FETCHED} {place}: {_fetch(place)} {shell_line(place.name)}"
-    return f"{_BROKEN_LINK if is_link else 'no such file:'} {place}"
+    if is_link:
+        return f"{_BROKEN_LINK} {place}"
+    return f"no such file: {place}"
 
 
 class SourceRoot:

@@ -22,6 +22,12 @@ _MAGIC = re.compile(
 )
 
 
+# M4A, 3GP, WMA, WebM, AAC, AMR, WavPack, Monkey's Audio, TTA: libsndfile does not decode them.
+_FOR_FFMPEG = re.compile(
+    rb"....ftyp|\x30\x26\xb2\x75|\x1a\x45\xdf\xa3|ADIF|\xff[\xf0\xf1\xf8\xf9]|#!AMR|wvPk|MAC |TTA", re.DOTALL
+)
+
+
 class NotWav(ValueError):
     """The file is not a WAV file whose frames can be counted; the text says why."""
 
@@ -66,6 +72,7 @@ def read_wav_header(file: BinaryIO, *, compressed: bool = False) -> WavHeader:
     magic = file.read(12)
     if magic[:4] not in (b"RIFF", b"RF64", b"BW64") or magic[8:] != b"WAVE":
         raise NotWav("it does not begin like a WAV file" if magic else "the file is empty")
+
     try:
         format_chunk, start, promised = _find_data(file)
     except struct.error as error:
@@ -74,25 +81,35 @@ def read_wav_header(file: BinaryIO, *, compressed: bool = False) -> WavHeader:
         raise NotWav("it has no format before its data")
     there = file.seek(0, 2) - start
     # Programs that stream, and recorders that lost power, write 0 or a size of nearly 2 or 4 GiB.
-    if promised == 0 and not _only_chunks(file, start, start + there):
-        data_bytes, missing_bytes, unfinished = there, 0, True
-    else:
-        made_up = UNKNOWN_SIZE - 0xFFFF <= promised <= UNKNOWN_SIZE or 0x7FFF0000 <= promised <= 0x80000000
-        data_bytes, unfinished = min(promised, there), promised > there and made_up
-        missing_bytes = 0 if unfinished else promised - data_bytes
+    is_streamed = promised == 0 and not _only_chunks(file, start, start + there)
+    is_made_up = UNKNOWN_SIZE - 0xFFFF <= promised <= UNKNOWN_SIZE or 0x7FFF0000 <= promised <= 0x80000000
+    unfinished = is_streamed or (promised > there and is_made_up)
+    data_bytes = there if unfinished else min(promised, there)
+    missing_bytes = 0 if unfinished else promised - data_bytes
+
     kind, channels, rate_hz, bytes_per_s, frame_bytes = struct.unpack("<HHIIH", format_chunk[:14])
     if kind not in CONSTANT_FRAMES and not compressed:
         raise NotWav(f"it is compressed (format {kind})")
     if not (channels and rate_hz and frame_bytes) and not compressed:
         raise NotWav(f"its header says: channels {channels}, rate {rate_hz} Hz, frame size {frame_bytes} bytes")
     return WavHeader(
-        format_chunk, kind, channels, rate_hz, bytes_per_s, frame_bytes, start, data_bytes, missing_bytes, unfinished
+        format_chunk,
+        kind,
+        channels,
+        rate_hz,
+        bytes_per_s,
+        frame_bytes,
+        data_start=start,
+        data_bytes=data_bytes,
+        missing_bytes=missing_bytes,
+        unfinished=unfinished,
     )
 
 
 def _find_data(file: BinaryIO) -> tuple[bytes, int, int]:
     """Return the format chunk, the start of the data and its size in the header; struct.error: the file ends before."""
-    format_chunk, long_bytes = b"", 0
+    format_chunk = b""
+    long_bytes = 0
     for _ in range(MOST_CHUNKS):
         name, size = struct.unpack("<4sI", file.read(8))
         start = file.tell()
@@ -127,6 +144,19 @@ def begins_like_audio(start: bytes) -> bool:
     return _MAGIC.match(start) is not None or _MAGIC.match(start.lstrip(b"\0")) is not None
 
 
+def is_for_ffmpeg(start: bytes) -> bool:
+    """Return whether only ffmpeg decodes a file with these first bytes."""
+    return _FOR_FFMPEG.match(start) is not None
+
+
+def new_header(kind: int, channels: int, rate_hz: int, sample_bytes: int) -> WavHeader:
+    """Return the header of a new WAV file."""
+    frame_bytes = sample_bytes * channels
+    bytes_per_s = rate_hz * frame_bytes
+    format_chunk = struct.pack("<HHIIHH", kind, channels, rate_hz, bytes_per_s, frame_bytes, 8 * sample_bytes)
+    return WavHeader(format_chunk, kind, channels, rate_hz, bytes_per_s, frame_bytes)
+
+
 def make_head(header: WavHeader, frames: int) -> bytes:
     """Return the header of a new file with this many frames of the same format."""
     data_bytes = frames * header.frame_bytes
@@ -136,11 +166,11 @@ def make_head(header: WavHeader, frames: int) -> bytes:
         format_chunk += struct.pack("<4sII", b"fact", 4, min(frames, UNKNOWN_SIZE))
     body_bytes = 4 + len(format_chunk) + 8 + data_bytes + (data_bytes & 1)
     if body_bytes < UNKNOWN_SIZE:
-        head, data_size = struct.pack("<4sI4s", b"RIFF", body_bytes, b"WAVE"), data_bytes
-    else:
-        head, data_size = struct.pack("<4sI4s", b"RF64", UNKNOWN_SIZE, b"WAVE"), UNKNOWN_SIZE
-        head += struct.pack("<4sIQQQI", b"ds64", 28, body_bytes + 36, data_bytes, frames, 0)
-    return head + format_chunk + struct.pack("<4sI", b"data", data_size)
+        head = struct.pack("<4sI4s", b"RIFF", body_bytes, b"WAVE")
+        return head + format_chunk + struct.pack("<4sI", b"data", data_bytes)
+    head = struct.pack("<4sI4s", b"RF64", UNKNOWN_SIZE, b"WAVE")
+    head += struct.pack("<4sIQQQI", b"ds64", 28, body_bytes + 36, data_bytes, frames, 0)
+    return head + format_chunk + struct.pack("<4sI", b"data", UNKNOWN_SIZE)
 
 
 def copy_frames(source: BinaryIO, header: WavHeader, first: int, last: int, target: Path) -> None:
@@ -148,24 +178,28 @@ def copy_frames(source: BinaryIO, header: WavHeader, first: int, last: int, targ
 
     At most one block is in memory.
     """
-    place, left = first * header.frame_bytes, (last - first) * header.frame_bytes
-    there, pad = header.frames * header.frame_bytes, b"\0" * (left & 1)
+    source_bytes = header.frames * header.frame_bytes
+    position = first * header.frame_bytes
+    left = (last - first) * header.frame_bytes
+    padding = b"\0" * (left & 1)
     with target.open("wb") as out:
         out.write(make_head(header, last - first))
         while left:
-            source.seek(header.data_start + place)
-            block = source.read(min(left, there - place, _BLOCK))
+            source.seek(header.data_start + position)
+            block = source.read(min(left, source_bytes - position, _BLOCK))
             if not block:
                 raise EOFError(f"the file became shorter while it was read (missing bytes: {left})")
             out.write(block)
-            place, left = (place + len(block)) % there, left - len(block)
-        out.write(pad)
+            position = (position + len(block)) % source_bytes
+            left -= len(block)
+        out.write(padding)
 
 
-# --- FLAC: only the header is read; soundfile or ffmpeg decode the audio ----------------------------------------------
+# --- FLAC: only the header is read; soundfile decodes the audio -------------------------------------------------------
 
 # If the encoder wrote to a pipe or lost power, the header has no length. Then the last frames give it.
-_TAIL_BYTES, _TAIL_FRAMES = 1 << 16, 4  # how much of the end is read: the larger of 64 KiB and four frames
+_TAIL_BYTES = 1 << 16  # how much of the end is read: the larger of this
+_TAIL_FRAMES = 4  # and this many frames
 _MOST_FRAMES = 0xF_FFFF_FFFF
 _SYNC = re.compile(rb"(?=\xff[\xf8\xf9])")  # frames with a fixed or a variable number of samples
 _BLOCK_SIZES = {1: 192, **{2 + n: 576 << n for n in range(4)}, **{8 + n: 256 << n for n in range(8)}}
@@ -194,12 +228,15 @@ def read_flac_info(file: BinaryIO) -> FlacInfo | None:
     if magic != b"fLaC" or kind & 0x7F or not packed >> 44:
         return None
     # 20 bits rate, 3 channels, 5 depth, 36 frames
-    rate_hz, channels, bits = packed >> 44, (packed >> 41 & 7) + 1, (packed >> 36 & 31) + 1
+    rate_hz = packed >> 44
+    channels = (packed >> 41 & 7) + 1
+    bits = (packed >> 36 & 31) + 1
+    frames = packed & _MOST_FRAMES
+    length_in_header = frames > 0
     first_block = file.tell() - 22
-    in_header = packed & _MOST_FRAMES
-    frames = in_header or _frames_from_tail(file, block_size, largest=block_size * channels * (bits + 7 >> 3))
-    has_audio = _has_frames(file, first_block)
-    return FlacInfo(rate_hz, channels, bits, frames, has_audio, length_in_header=in_header > 0)
+    if not length_in_header:
+        frames = _frames_from_tail(file, block_size, largest=block_size * channels * (bits + 7 >> 3))
+    return FlacInfo(rate_hz, channels, bits, frames, _has_frames(file, first_block), length_in_header)
 
 
 def _has_frames(file: BinaryIO, first_block: int) -> bool:
@@ -231,38 +268,59 @@ def _id3_bytes(start: bytes) -> int:
     return 10 + (a << 21 | b << 14 | c << 7 | d)
 
 
+class _Frame(NamedTuple):
+    """The header of a FLAC frame."""
+
+    first: int  # sample
+    samples: int
+
+
 def _frames_from_tail(file: BinaryIO, block_size: int, *, largest: int) -> int:
     """Return the samples per channel up to the end of the last complete frame; 0: there is no frame."""
-    begin, end = file.tell(), file.seek(0, 2)
+    begin = file.tell()
+    end = file.seek(0, 2)
     file.seek(max(begin, end - max(_TAIL_BYTES, _TAIL_FRAMES * largest)))
     tail = file.read()
-    ends, last, begun = {0}, 0, (0, 0)  # audio may look like a frame by chance, but not like two frames in a row
-    for place in (match.start() for match in _SYNC.finditer(tail)):
-        start, samples = _frame_at(tail[place : place + 16], block_size) or (0, 0)
-        if samples and start in ends:
-            last, begun = start + samples, (start, place)
-        ends.add(start + samples)
-    if last and _crc(tail[begun[1] :], 16, 0x8005):  # the encoder was interrupted in its last frame
-        return begun[0]
-    return last
+
+    # Audio may look like a frame by chance, but not like two frames in a row.
+    ends = {0}
+    last: _Frame | None = None
+    last_position = 0
+    for position in (match.start() for match in _SYNC.finditer(tail)):
+        frame = _frame_at(tail[position : position + 16], block_size)
+        if frame is None:
+            continue
+        if frame.first in ends:
+            last = frame
+            last_position = position
+        ends.add(frame.first + frame.samples)
+    if last is None:
+        return 0
+    if _crc(tail[last_position:], 16, 0x8005):  # the encoder was interrupted in its last frame
+        return last.first
+    return last.first + last.samples
 
 
-def _frame_at(head: bytes, block_size: int) -> tuple[int, int] | None:
-    """Return the first sample and the number of samples of a frame; None: these bytes are not its header."""
+def _frame_at(head: bytes, block_size: int) -> _Frame | None:
+    """Return the frame whose header these bytes are; None: they are not one."""
     if len(head) < 16 or head[3] & 1:
         return None
-    number, place = _number(head[4:11])
-    size_code, rate_code = head[2] >> 4, head[2] & 15
+    size_code = head[2] >> 4
+    rate_code = head[2] & 15
+    number, number_bytes = _number(head[4:11])
+    end = 4 + number_bytes
     samples = _BLOCK_SIZES.get(size_code, 0)
-    if size_code in (6, 7):
-        more = size_code - 5
-        samples, place = int.from_bytes(head[4 + place : 4 + place + more], "big") + 1, place + more
-    place += 4 + _MORE_BYTES.get(rate_code, 0)
+    if size_code in (6, 7):  # the size follows, in one or two bytes
+        size_bytes = size_code - 5
+        samples = int.from_bytes(head[end : end + size_bytes], "big") + 1
+        end += size_bytes
+    end += _MORE_BYTES.get(rate_code, 0)
     if number is None or not samples or rate_code == 15:
         return None
-    if head[place : place + 1] != bytes([_crc(head[:place], 8, 0x07)]):
+    if head[end : end + 1] != bytes([_crc(head[:end], 8, 0x07)]):
         return None
-    return number if head[1] & 1 else number * block_size, samples
+    has_sample_number = head[1] & 1
+    return _Frame(number if has_sample_number else number * block_size, samples)
 
 
 def _number(coded: bytes) -> tuple[int | None, int]:
@@ -280,9 +338,13 @@ def _number(coded: bytes) -> tuple[int | None, int]:
 
 def _crc(data: bytes, bits: int, polynomial: int) -> int:
     """Return the checksum of data; it is 0 if the data ends with its own checksum."""
-    crc, top, mask = 0, 1 << bits - 1, (1 << bits) - 1
+    top = 1 << bits - 1
+    crc = 0
     for byte in data:
         crc ^= byte << bits - 8
         for _ in range(8):
-            crc = (crc << 1 ^ polynomial if crc & top else crc << 1) & mask
+            carries = crc & top
+            crc = crc << 1 & (1 << bits) - 1
+            if carries:
+                crc ^= polynomial
     return crc

@@ -6,18 +6,21 @@ import csv
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from badcjobs.model import AudioHeader, Chunk, ChunkKey, Fingerprint
+from badcjobs.model import AudioHeader, Chunk, ChunkKey, Fingerprint, Place, parse_place
 from badcjobs.paths import shell_line
-from badcjobs.sources.audio_files import ESCAPED, Found, NoAudio, end_ms_of, look_at, with_header
+from badcjobs.sources.audio_files import ESCAPED, Found, NoAudio, end_ms_of, locate, look_at, with_header
 from badcjobs.sources.mistakes import Mistakes, copy_command, quoted, read_lines
 from badcjobs.sources.walk import Walk, look_ahead
+from badcjobs.words import count
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
 REQUIRED = ("recording_id", "chunk_id", "source_path")
 TIMES = ("start_ms", "end_ms")
+OF_A_PLACE = ("region", "latitude", "longitude", "recording_date", "location_name")
 CARRIED = ("overlap_ms", "notes")  # not read, but copied into the manifests of a plan
 # A column that a plan adds, because one shard alone does not show it. "yes": the row is a part of its file, and is cut
 # out. "as 0-30000": the first row of the file, which may be in another shard, had these times and decides.
@@ -42,6 +45,7 @@ class Columns(NamedTuple):
     overlap_ms: int | None = None
     notes: int | None = None
     badcjobs_cut: int | None = None
+    place: tuple[tuple[str, int], ...] = ()  # of --filelist, with their names; they are further columns as well
     further: tuple[int, ...] = ()  # columns that are not part of a BADC manifest
     further_names: tuple[str, ...] = ()
 
@@ -49,15 +53,20 @@ class Columns(NamedTuple):
 NO_COLUMNS = Columns(0, 0, 0, 0)  # of a row that is not from a manifest
 
 
-def is_header(line: str) -> bool:
-    """Return whether a line could be the header of a manifest."""
-    return {"recording_id", "chunk_id"} <= set(_names(line.lstrip("\ufeff").split(",")))
+def split_header(line: str) -> list[str]:
+    """Return the names in the first line of a file."""
+    return _names(line.lstrip("\ufeff").split(","))
+
+
+def is_header(names: Sequence[str]) -> bool:
+    """Return whether these names could be the header of a manifest."""
+    return {"recording_id", "chunk_id"} <= {*names}
 
 
 def read_rows(path: Path, mistakes: Mistakes) -> Iterator[tuple[int, list[str], Columns]]:
     """Yield line number, fields and columns of every row that has as many fields as the header."""
     reader = csv.reader(read_lines(path, mistakes))
-    columns: Columns | None = None
+    columns = None
     while True:
         line = reader.line_num + 1
         try:
@@ -76,9 +85,10 @@ def read_rows(path: Path, mistakes: Mistakes) -> Iterator[tuple[int, list[str], 
         elif len(row) == columns.width:
             yield line, row, columns
         else:
-            text = f"{len(row)} field{'' if len(row) == 1 else 's'} where the header has {columns.width}"
-            open_quote = "; a quote is opened here and not closed" if reader.line_num > line else ""
-            mistakes.add(line, text + open_quote)
+            text = f"{count(len(row), 'field')} where the header has {columns.width}"
+            if reader.line_num > line:
+                text += "; a quote is opened here and not closed"
+            mistakes.add(line, text)
 
 
 def parse_header(row: Sequence[str], path: Path, mistakes: Mistakes) -> Columns | None:
@@ -87,45 +97,73 @@ def parse_header(row: Sequence[str], path: Path, mistakes: Mistakes) -> Columns 
     show_header = f"head -n 1 {shell_line(path)}  # expected: {HEADER}"
     missing = [name for name in REQUIRED if name not in names]
     if missing:
-        text = f"lacks the column{'s' if len(missing) > 1 else ''} {', '.join(missing)}"
-        mistakes.add(0, text, why=f"its header is {quoted(','.join(names))}", fix=show_header)
-    twice = [name for name in (*REQUIRED, *TIMES) if names.count(name) > 1]
-    if twice:
-        mistakes.add(0, f"has more than one column {', '.join(twice)}", fix=show_header)
-    if missing or twice:
+        plural = "s" if len(missing) > 1 else ""
+        why = f"its header is {quoted(','.join(names))}"
+        mistakes.add(0, f"lacks the column{plural} {', '.join(missing)}", why=why, fix=show_header)
+    repeated = [name for name in (*REQUIRED, *TIMES) if names.count(name) > 1]
+    if repeated:
+        mistakes.add(0, f"has more than one column {', '.join(repeated)}", fix=show_header)
+    if missing or repeated:
         return None
-    places: dict[str, int] = {name: names.index(name) for name in (*REQUIRED, *TIMES, *CARRIED, CUT) if name in names}
+
+    positions = {name: names.index(name) for name in (*REQUIRED, *TIMES, *CARRIED, CUT) if name in names}
     if names.count("sha256") == 1:  # with two columns it is not known which one is right
-        places["sha256"] = names.index("sha256")
-    further = tuple(place for place in range(len(names)) if place not in places.values())
-    # Numbered, so that a second sha256 column here does not become the sha256 column of a combined manifest.
-    ours = HEADER.split(",")
-    further_names = tuple(f"{name} (column {at + 1})" if (name := names[at]) in ours else name for at in further)
-    return Columns(len(names), further=further, further_names=further_names, **places)
+        positions["sha256"] = names.index("sha256")
+    further = [position for position in range(len(names)) if position not in positions.values()]
+    return Columns(
+        len(names),
+        **positions,
+        place=tuple((name, names.index(name)) for name in OF_A_PLACE if name in names),
+        further=tuple(further),
+        further_names=tuple(_further_name(names[position], position) for position in further),
+    )
 
 
-def check_row(row: Sequence[str], columns: Columns) -> tuple[Times, Sequence[str]]:
+def _further_name(name: str, position: int) -> str:
+    """Number a name of ours: a second column sha256 must not become the first one of a combined manifest."""
+    return f"{name} (column {position + 1})" if name in HEADER.split(",") else name
+
+
+class ManifestRow(NamedTuple):
+    """A row of a manifest."""
+
+    line: int
+    recording_id: str
+    chunk_id: str
+    source_path: str
+    times: Times
+    cut: str  # the column CUT
+    first: Times  # the times of the first row of its file, in any task
+    is_first: bool  # of its file
+    fields: Sequence[str]
+    columns: Columns
+
+
+def check_row(fields: Sequence[str], columns: Columns) -> tuple[Times, list[str]]:
     """Return start and end (None: not given) and the mistakes of a row."""
-    start_text = "" if columns.start_ms is None else row[columns.start_ms]
-    end_text = "" if columns.end_ms is None else row[columns.end_ms]
-    ids = row[columns.recording_id], row[columns.chunk_id], row[columns.source_path]
+    identity = [fields[columns.recording_id], fields[columns.chunk_id], fields[columns.source_path]]
+    start_text = "" if columns.start_ms is None else fields[columns.start_ms]
+    end_text = "" if columns.end_ms is None else fields[columns.end_ms]
     try:  # a fast path for nearly all rows
-        start_ms, end_ms = int(start_text), int(end_text)
-        if 0 <= start_ms < end_ms <= _LATEST_MS and ids[0].strip() and ids[1].strip() and ids[2].strip():
-            return (start_ms, end_ms), ()
+        start_ms = int(start_text)
+        end_ms = int(end_text)
+        if 0 <= start_ms < end_ms <= _LATEST_MS and all(map(str.strip, identity)):
+            return (start_ms, end_ms), []
     except ValueError:
         pass
-    wrong = [f"{name} is empty" for name, value in zip(REQUIRED, ids, strict=True) if not value.strip()]
-    times: dict[str, int | None] = {}
-    for name, text in zip(TIMES, (start_text, end_text), strict=True):
+
+    mistakes = [f"{name} is empty" for name, value in zip(REQUIRED, identity, strict=True) if not value.strip()]
+    times = {}
+    for name, text in (("start_ms", start_text), ("end_ms", end_text)):
         try:
             times[name] = parse_ms(text)
         except ValueError as error:
-            wrong.append(f"{name} {error}")
-    start, end = times.get("start_ms") or 0, times.get("end_ms")
+            mistakes.append(f"{name} {error}")
+    start = times.get("start_ms") or 0
+    end = times.get("end_ms")
     if len(times) == 2 and end is not None and end <= start:
-        wrong.append(f"end_ms {end} is not after start_ms {start}")
-    return (start, end), wrong
+        mistakes.append(f"end_ms {end} is not after start_ms {start}")
+    return (start, end), mistakes
 
 
 def parse_ms(text: str) -> int | None:
@@ -138,23 +176,36 @@ def parse_ms(text: str) -> int | None:
         value = float("nan")
     if not value.is_integer():
         raise ValueError(f"{quoted(text)} is not a whole number")
-    if not 0 <= value <= _LATEST_MS:
-        raise ValueError(f"{text.strip()} is {'negative' if value < 0 else 'too large'}")
+    if value < 0:
+        raise ValueError(f"{text.strip()} is negative")
+    if value > _LATEST_MS:
+        raise ValueError(f"{text.strip()} is too large")
     return int(value)
-
-
-def check_cut(row: Sequence[str], columns: Columns) -> tuple[str, Times | None, Sequence[str]]:
-    """Return the column CUT of a row, the times of its file's first row if given there, and the mistakes."""
-    text = "" if columns.badcjobs_cut is None else row[columns.badcjobs_cut].strip()
-    if text in ("", "yes"):
-        return text, None, ()
-    if found := _AS.fullmatch(text):
-        return text, (int(found[1]), int(found[2])), ()
-    return "", None, (f'{CUT} {quoted(text)} is neither "yes" nor "as START-END"',)
 
 
 def _names(fields: Sequence[str]) -> list[str]:
     return [field.strip().strip('"') for field in fields]
+
+
+@lru_cache(1024)
+def _parse_place(fields: tuple[tuple[str, str], ...]) -> tuple[Place, Sequence[str]]:
+    """Parse a place once: the rows of a recording follow each other."""
+    return parse_place(dict(fields))
+
+
+def read_place(fields: Sequence[str], columns: Columns) -> tuple[Place, Sequence[str]]:
+    """Return the place in a row, and the mistakes in it."""
+    return _parse_place(tuple((name, fields[position]) for name, position in columns.place))
+
+
+def check_cut(fields: Sequence[str], columns: Columns) -> tuple[str, Times | None, Sequence[str]]:
+    """Return the column CUT of a row, the times of its file's first row if given there, and the mistakes."""
+    text = "" if columns.badcjobs_cut is None else fields[columns.badcjobs_cut].strip()
+    if text in ("", "yes"):
+        return text, None, ()
+    if match := _AS.fullmatch(text):
+        return text, (int(match[1]), int(match[2])), ()
+    return "", None, (f'{CUT} {quoted(text)} is neither "yes" nor "as START-END"',)
 
 
 # --- the files of the rows --------------------------------------------------------------------------------------------
@@ -174,14 +225,14 @@ class RowFiles:
         self._read_header = walk.read_header
         self._cuts = walk.cutting.rows
         self.measures = walk.for_plan or self._cuts is not False
-        self._found: Found = "", Fingerprint()
+        self._file: Found = ("", Fingerprint())
         self._problem: NoAudio | None = None
         self._measured = False
 
     @property
     def header(self) -> AudioHeader:
         """The header of the current file, if it was read."""
-        return self._found[1].header
+        return self._file[1].header
 
     def look(self, question: Question) -> Look:
         """Look at a file; may be called by any thread."""
@@ -197,11 +248,15 @@ class RowFiles:
         ``known_cut``: the plan, which read the complete source, requires a cut, unless a setting forbids it.
         """
         if look is not None:
-            found, self._measured = look
-            self._problem = found if isinstance(found, NoAudio) else None
-            self._found = self._found if isinstance(found, NoAudio) else found
+            answer, self._measured = look
+            self._problem = None
+            if isinstance(answer, NoAudio):
+                self._problem = answer
+            else:
+                self._file = answer
         if self._problem is not None:
             raise self._problem.with_traceback(None)
+
         start_ms, end_ms = times
         if end_ms is None:
             end_ms = self._length_ms()
@@ -209,7 +264,8 @@ class RowFiles:
             if end_ms is not None and 0 < start_ms >= end_ms:
                 raise NoAudio(f"start_ms {start_ms} is not before the end of the audio at {end_ms} ms")
         is_cut = (known_cut and self._cuts is None) or self._is_cut(path, first, start_ms, end_ms)
-        audio_path, fingerprint = self._found
+
+        audio_path, fingerprint = self._file
         if self._measured and not is_cut:  # a file may be one of several chunks: its length is not the recording's
             fingerprint = replace(fingerprint, header=replace(fingerprint.header, duration_s=None))
         return audio_path, fingerprint, end_ms, is_cut
@@ -241,14 +297,12 @@ class RowFiles:
 
     def _length_ms(self) -> int | None:
         if not self._measured:
-            self._found, self._measured = with_header(self._found, self._read_header), True
+            self._file = with_header(self._file, self._read_header)
+            self._measured = True
         return end_ms_of(self.header)
 
 
 # --- the source -------------------------------------------------------------------------------------------------------
-
-# Line, fields, where they are, times, CUT, times of the first row of its file.
-ManifestRow = tuple[int, list[str], Columns, Times, str, Times]
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +313,7 @@ class Manifest:
     folders: tuple[str, ...]
     named_by: str = ""  # " (line 3 of manifests.txt)"
     without_rows: str = "has a header but no rows"
+    has_places: bool = False
 
     @property
     def name(self) -> str:
@@ -270,50 +325,90 @@ class Manifest:
 
     def chunks(self, walk: Walk) -> Iterator[Chunk]:
         files = RowFiles(self.folders, walk)
-        for found, look in look_ahead(self.rows(walk, files), files.look, while_waiting=walk.while_waiting):
-            line, row, columns, times, cut, first = found
-            recording_id, chunk_id, path = row[columns.recording_id], row[columns.chunk_id], row[columns.source_path]
+        for row, look in look_ahead(self.rows(walk, files), files.look, while_waiting=walk.while_waiting):
             try:
-                answer = files.resolve(path, first, look, times, known_cut=cut == "yes")
+                answer = files.resolve(row.source_path, row.first, look, row.times, known_cut=row.cut == "yes")
             except NoAudio as problem:
-                row_alone = Chunk(recording_id, chunk_id, path, "", *times)
-                where = "(DIR: the folder that its source_paths are relative to)"
-                fix = f"badcjobs run {shell_line(self.name)} --root DIR …   {where}" if problem.not_found else None
-                yield from walk.add_missing(line, str(problem), problem, row_alone, fix)
+                yield from self._add_missing(row, problem, walk)
                 continue
             audio_path, fingerprint, end_ms, is_cut = answer
-            # The column may be missing, or have another value: "", "n/a", another hash.
-            text = "" if columns.sha256 is None else row[columns.sha256].strip().lower()
-            if _SHA256.fullmatch(text):
-                fingerprint = replace(fingerprint, audio_sha256=text)
-            yield Chunk(recording_id, chunk_id, path, audio_path, times[0], end_ms, fingerprint, is_cut=is_cut)
+            sha256 = "" if row.columns.sha256 is None else row.fields[row.columns.sha256].strip().lower()
+            if _SHA256.fullmatch(sha256):  # it may have another value: "", "n/a", another hash
+                fingerprint = replace(fingerprint, audio_sha256=sha256)
+            place, _ = read_place(row.fields, row.columns)
+            yield Chunk(
+                row.recording_id,
+                row.chunk_id,
+                row.source_path,
+                audio_path,
+                row.times[0],
+                end_ms,
+                fingerprint,
+                is_cut=is_cut,
+                place=place,
+            )
+
+    def _add_missing(self, row: ManifestRow, problem: NoAudio, walk: Walk) -> Iterator[Chunk]:
+        chunk = Chunk(row.recording_id, row.chunk_id, row.source_path, "", *row.times)
+        fix = None
+        if problem.not_found:
+            fix = f"badcjobs run {shell_line(self.name)} --root DIR …"
+            fix += "   (DIR: the folder that its source_paths are relative to)"
+        yield from walk.add_missing(row.line, str(problem), problem, chunk, fix)
 
     def rows(self, walk: Walk, files: RowFiles) -> Iterator[tuple[ManifestRow, Question | None]]:
         """Read every row, and yield those that the walk takes, each with the question about its file."""
-        mistakes, known_mistakes, before, has_asked, looks = walk.mistakes, 0, "", False, False
-        first: Times = 0, None  # of the rows of one path, in any task
-        for line, row, columns in read_rows(self.path, mistakes):
-            recording_id, chunk_id, path = row[columns.recording_id], row[columns.chunk_id], row[columns.source_path]
-            ours = walk.takes(recording_id, chunk_id)
-            times, wrong = check_row(row, columns)
+        before = ""
+        first: Times = (0, None)
+        has_asked = False
+        may_look = False
+        for line, fields, columns in read_rows(self.path, walk.mistakes):
+            recording_id = fields[columns.recording_id]
+            chunk_id = fields[columns.chunk_id]
+            path = fields[columns.source_path]
+            is_ours = walk.takes(recording_id, chunk_id)
+
+            times, mistakes = check_row(fields, columns)
+            if columns.place:
+                mistakes += read_place(fields, columns)[1]
+            cut, first_in_plan = "", None
+            if columns.badcjobs_cut is not None:
+                cut, first_in_plan, wrong_cut = check_cut(fields, columns)
+                mistakes += wrong_cut
             if "\\x" in recording_id and ESCAPED.search(recording_id) and not ESCAPED.search(path):
-                ours = False
                 fix = copy_command(self.path, "iconv -f latin1 -t utf-8")
-                mistakes.add(line, f"recording_id {recording_id} is not UTF-8", fix=fix)
-            cut, given_first, wrong_cut = ("", None, ()) if columns.badcjobs_cut is None else check_cut(row, columns)
-            for text in (*wrong, *wrong_cut) if wrong or wrong_cut else ():
-                mistakes.add(line, text)
-            if mistakes.count != known_mistakes:  # a mistake in this row, or in a line before it
-                known_mistakes = mistakes.count
-                ours = ours and not (wrong or wrong_cut)
-            if path != before:
-                before, first, has_asked, looks = path, times, False, walk.may_look()
-            if ours:
-                question = None
-                if not has_asked and (looks or times[1] is None):
-                    has_asked, question = True, (path, files.measures or times[1] is None)
-                yield (line, row, columns, times, cut, given_first or first), question
+                walk.mistakes.add(line, f"recording_id {recording_id} is not UTF-8", fix=fix)
+                is_ours = False
+            for mistake in mistakes:
+                walk.mistakes.add(line, mistake)
+
+            is_first = path != before
+            if is_first:
+                before = path
+                first = times
+                has_asked = False
+                may_look = walk.may_look()
+            if not is_ours or mistakes:
+                continue
+            question = None
+            lacks_end = times[1] is None
+            if not has_asked and (may_look or lacks_end):
+                has_asked = True
+                question = path, files.measures or lacks_end
+            first_of_file = first_in_plan or first
+            row = ManifestRow(line, recording_id, chunk_id, path, times, cut, first_of_file, is_first, fields, columns)
+            yield row, question
+
+    def named_recordings(self) -> Iterator[Chunk]:
+        before = None
+        for _, fields, columns in read_rows(self.path, Mistakes([self.name])):
+            recording_id = fields[columns.recording_id]
+            path = fields[columns.source_path]
+            place, _ = read_place(fields, columns)
+            if (recording_id, path, place) != before:
+                before = (recording_id, path, place)
+                yield Chunk(recording_id, recording_id, path, locate(path, self.folders), place=place)
 
     def identities(self) -> Iterator[tuple[int, ChunkKey]]:
-        for line, row, columns in read_rows(self.path, Mistakes([self.name])):
-            yield line, (row[columns.recording_id], row[columns.chunk_id])
+        for line, fields, columns in read_rows(self.path, Mistakes([self.name])):
+            yield line, (fields[columns.recording_id], fields[columns.chunk_id])

@@ -1,27 +1,28 @@
-"""Cut a part out of an audio file: WAV by copying frames, other formats with soundfile or ffmpeg."""
+"""Cut parts out of audio files: WAV is copied, soundfile decodes FLAC, MP3, OGG and AIFF, ffmpeg M4A, AAC and WMA."""
 
 from __future__ import annotations
 
 import errno
 import io
+import math
 import shutil
 import stat
-import struct
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple, NoReturn
 
 from badcjobs.sources.audio_formats import (
     FlacInfo,
     NotWav,
     WavHeader,
     copy_frames,
+    is_for_ffmpeg,
     make_head,
+    new_header,
     read_flac_info,
     read_wav_header,
     start_with_length,
@@ -47,39 +48,43 @@ class NoDecoder(CannotCut):
 class AudioCutter:
     """Measures audio files, and cuts parts out of them."""
 
-    search_path: str | None  # where ffmpeg and ffprobe are searched, in the form of PATH; None: they are not used
+    search_path: str | None = None  # where ffmpeg is searched, in the form of PATH
 
     def length_s(self, path: Path) -> float | None:
         """Return the seconds of audio that are really in the file; None: not known."""
         try:
-            found = _look(path)
+            header = _read_header(path)
         except OSError:
             return None
-        if isinstance(found, WavHeader):
-            return found.length_s
-        if isinstance(found, FlacInfo) and found.frames:
-            return found.frames / found.rate_hz
-        return measure_with_libsndfile(path)[0] or _length_with_ffprobe(path, self.search_path or "")
+        if isinstance(header, WavHeader):
+            return header.length_s
+        if isinstance(header, FlacInfo) and header.frames:
+            return header.frames / header.rate_hz
+        if needs_ffmpeg(path):
+            return measure_with_ffprobe(path, self.search_path)
+        return measure_with_libsndfile(path)[0]
 
     def promised_s(self, path: Path) -> float | None:
         """Return the seconds of audio that a WAV header states; a truncated file has less.
 
         None: not a WAV file; in other formats it is not known where audio is missing.
         """
-        found = _read_wav(path)
-        return None if found is None else found.promised_s
+        with suppress(OSError, NotWav), open_audio(path) as file:
+            return read_wav_header(file).promised_s
+        return None
 
     def size_bytes(self, source: Path, start_s: float, end_s: float) -> int:
         """Return the approximate size of a part as a WAV file; raise OSError if the file cannot be read."""
-        found = _look(source)
-        if isinstance(found, WavHeader):
-            first, last = _frames(found.frames, found.rate_hz, start_s, end_s)
-            return len(make_head(found, 0)) + max(0, last - first) * found.frame_bytes
+        header = _read_header(source)
+        if isinstance(header, WavHeader):
+            first, last = _frames(header.frames, header.rate_hz, start_s, end_s)
+            return len(make_head(header, 0)) + max(0, last - first) * header.frame_bytes
         bytes_per_s = _GUESS_BYTES_PER_S
-        if isinstance(found, FlacInfo):
-            bytes_per_s = found.rate_hz * found.channels * -(-found.bits // 8)
-        length_s = (end_s if end_s < float("inf") else self.length_s(source) or 0.0) - start_s
-        return int(max(0.0, length_s) * bytes_per_s)
+        if isinstance(header, FlacInfo):
+            bytes_per_s = header.rate_hz * header.channels * -(-header.bits // 8)
+        if end_s == math.inf:
+            end_s = self.length_s(source) or 0.0
+        return int(max(0.0, end_s - start_s) * bytes_per_s)
 
     def cut(self, source: Path, start_s: float, end_s: float, target: Path) -> None:
         """Write the audio between two times to the WAV file ``target``.
@@ -88,42 +93,29 @@ class AudioCutter:
         OSError if the disk refuses the file.
         """
         try:
-            with open_audio(source) as file:
-                header = read_wav_header(file)
-                first, last = _frames(header.frames, header.rate_hz, start_s, end_s)
-                if first >= last:
-                    there_s, promised_s = header.length_s, header.promised_s
-                    if promised_s - there_s > _SLACK_S and start_s < promised_s:
-                        there = f"the file has {there_s:g} s and nothing after {start_s:g} s"
-                        raise NotThere(f"{source} is truncated: its header says {promised_s:g} s, {there}")
-                    raise CannotCut(f"{source} has {there_s:.3f} s of audio and nothing after {start_s:.3f} s")
-                try:
-                    copy_frames(file, header, first, last, target)
-                except EOFError as problem:
-                    raise CannotCut(f"{source}: {problem}") from problem
-        except NotWav as problem:
-            self._decode(source, start_s, end_s, target, problem)
+            try:
+                _copy_wav(source, start_s, end_s, target)
+            except NotWav:
+                if needs_ffmpeg(source):
+                    self._cut_with_ffmpeg(source, start_s, end_s, target)
+                else:
+                    _cut_with_libsndfile(source, start_s, end_s, target)
         except BaseException:
             target.unlink(missing_ok=True)
             raise
 
-    def _decode(self, source: Path, start_s: float, end_s: float, target: Path, problem: NotWav) -> None:
-        """Try one decoder after another; an error while decoding is more useful than a missing decoder."""
-        refusals: list[CannotCut] = []
-        for cut in (_cut_with_libsndfile, partial(_cut_with_ffmpeg, self.search_path or "")):
-            try:
-                return cut(source, start_s, end_s, target)
-            except BaseException as refusal:
-                target.unlink(missing_ok=True)
-                if not isinstance(refusal, CannotCut):
-                    raise
-                refusals.append(refusal)
-        if failures := [refusal for refusal in refusals if not isinstance(refusal, NoDecoder)]:
-            raise failures[-1]
-        why = " and ".join(map(str, refusals))
-        # The command comes last: where an error is shown in one line, it is the last one.
-        what = f"{source} cannot be cut as a WAV file ({problem}), {why}"
-        raise NoDecoder(f"{what}\npip install 'badcjobs[audio]'   (in the environment of badcjobs; or install ffmpeg)")
+    def _cut_with_ffmpeg(self, source: Path, start_s: float, end_s: float, target: Path) -> None:
+        ffmpeg = shutil.which("ffmpeg", path=self.search_path)
+        if ffmpeg is None:
+            raise NoDecoder(f"{source} cannot be decoded: M4A, AAC and WMA need ffmpeg, which is not on PATH")
+        # -ss after the file decodes everything from the start: slow, but right for a file without an index.
+        part = ["-ss", f"{start_s:.6f}"]
+        if end_s < math.inf:
+            part += ["-t", f"{end_s - start_s:.6f}"]
+        argv = [ffmpeg, "-nostdin", "-v", "error", "-y", "-i", str(source.absolute()), "-map", "0:a:0"]
+        output = _run([*argv, *part, "-c:a", "pcm_f32le", "-f", "wav", str(target)])
+        if not target.exists() or not self.length_s(target):
+            raise CannotCut(f"ffmpeg cannot decode {source}: {output or 'no output'}")
 
 
 def open_audio(path: Path) -> BinaryIO:
@@ -134,14 +126,7 @@ def open_audio(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def _read_wav(path: Path) -> WavHeader | None:
-    """Read the header of a WAV file; None: there is no such file, or it has another format."""
-    with suppress(OSError, NotWav), open_audio(path) as file:
-        return read_wav_header(file)
-    return None
-
-
-def _look(path: Path) -> WavHeader | FlacInfo | None:
+def _read_header(path: Path) -> WavHeader | FlacInfo | None:
     """Read the header of a file; None: another format, or damaged."""
     with open_audio(path) as file:
         try:
@@ -150,10 +135,36 @@ def _look(path: Path) -> WavHeader | FlacInfo | None:
             return read_flac_info(file)
 
 
+def needs_ffmpeg(path: Path) -> bool:
+    """Return whether only ffmpeg can decode a file."""
+    with open_audio(path) as file:
+        return is_for_ffmpeg(file.read(12))
+
+
 def _frames(frames: int, rate_hz: int, start_s: float, end_s: float) -> tuple[int, int]:
     """Return the first frame of a part, and the one behind its last."""
-    last = frames if end_s == float("inf") else min(frames, round(end_s * rate_hz))
+    last = frames if end_s == math.inf else min(frames, round(end_s * rate_hz))
     return max(0, round(start_s * rate_hz)), last
+
+
+def _copy_wav(source: Path, start_s: float, end_s: float, target: Path) -> None:
+    with open_audio(source) as file:
+        header = read_wav_header(file)
+        first, last = _frames(header.frames, header.rate_hz, start_s, end_s)
+        if first >= last:
+            _refuse_empty_part(source, header, start_s)
+        try:
+            copy_frames(file, header, first, last, target)
+        except EOFError as problem:
+            raise CannotCut(f"{source}: {problem}") from problem
+
+
+def _refuse_empty_part(source: Path, header: WavHeader, start_s: float) -> NoReturn:
+    there_s, promised_s = header.length_s, header.promised_s
+    if promised_s - there_s > _SLACK_S and start_s < promised_s:
+        rest = f"the file has {there_s:g} s and nothing after {start_s:g} s"
+        raise NotThere(f"{source} is truncated: its header says {promised_s:g} s, {rest}")
+    raise CannotCut(f"{source} has {there_s:.3f} s of audio and nothing after {start_s:.3f} s")
 
 
 def write_repeated(source: Path, length_s: float, target: Path) -> None:
@@ -169,33 +180,13 @@ def write_repeated(source: Path, length_s: float, target: Path) -> None:
         raise
 
 
-# --- ffmpeg -----------------------------------------------------------------------------------------------------------
+# --- ffmpeg: M4A, AAC, WMA --------------------------------------------------------------------------------------------
 
 _DECODING_S = 900.0  # enough for a day of audio from a slow filesystem
 
 
-def _cut_with_ffmpeg(search_path: str, source: Path, start_s: float, end_s: float, target: Path) -> None:
-    """Write the audio between two times to a WAV file; raise NoDecoder or CannotCut."""
-    ffmpeg = shutil.which("ffmpeg", path=search_path)
-    if ffmpeg is None:
-        raise NoDecoder("ffmpeg is not on PATH")
-    flac, codec = _look(source), "pcm_f32le"
-    if isinstance(flac, FlacInfo):
-        codec = "pcm_s16le" if flac.bits <= 16 else "pcm_s24le" if flac.bits <= 24 else codec
-        start_s = round(start_s * flac.rate_hz) / flac.rate_hz
-        end_s = end_s if end_s == float("inf") else round(end_s * flac.rate_hz) / flac.rate_hz
-    start = ["-ss", f"{start_s:.6f}"]
-    length = [] if end_s == float("inf") else ["-t", f"{end_s - start_s:.6f}"]
-    # -ss before the file seeks; in FLAC this is exact if the time is that of a sample. -ss after the file decodes
-    # everything from the start: slower, but also right for an MP3 file without an index.
-    before, after = (start, length) if isinstance(flac, FlacInfo) else ([], [*start, *length])
-    argv = [ffmpeg, "-nostdin", "-v", "error", "-y", *before, "-i", str(source.absolute()), "-map", "0:a:0"]
-    output = _run([*argv, *after, "-c:a", codec, "-f", "wav", str(target)])
-    if (found := _read_wav(target)) is None or found.frames == 0:
-        raise CannotCut(f"ffmpeg cannot decode {source}: {output or 'no output'}")
-
-
-def _length_with_ffprobe(path: Path, search_path: str) -> float | None:
+def measure_with_ffprobe(path: Path, search_path: str | None = None) -> float | None:
+    """Return the length of a file; None: not known, because there is no ffprobe or it cannot read it."""
     ffprobe = shutil.which("ffprobe", path=search_path)
     if ffprobe is None:
         return None
@@ -224,21 +215,20 @@ _LOADING = Lock()  # if an import fails, another thread that waits for it gets a
 
 
 def _cut_with_libsndfile(source: Path, start_s: float, end_s: float, target: Path) -> None:
-    """Write the audio between two times to a WAV file; raise NoDecoder or CannotCut."""
     soundfile = load_soundfile()
     try:
         with _opened(soundfile, source) as audio:
             first, last = _frames(audio.frames, audio.samplerate, start_s, end_s)
             if first >= last:
-                has = f"{audio.frames / audio.samplerate:.3f} s of audio"
-                raise CannotCut(f"{source} has {has} and nothing after {start_s:.3f} s")
+                length_s = audio.frames / audio.samplerate
+                raise CannotCut(f"{source} has {length_s:.3f} s of audio and nothing after {start_s:.3f} s")
             try:
                 audio.seek(first)
                 _write(audio, last - first, target)
             except soundfile.SoundFileError as error:  # although the header could be read
-                where = f"from {start_s:g} s to {last / audio.samplerate:g} s"
-                what = f"{source} cannot be decoded {where}: it is truncated or damaged"
-                raise CannotCut(f"{what} ({str(error).removeprefix('Error : ').rstrip('.')})") from error
+                part = f"from {start_s:g} s to {last / audio.samplerate:g} s"
+                reason = str(error).removeprefix("Error : ").rstrip(".")
+                raise CannotCut(f"{source} cannot be decoded {part}: it is truncated or damaged ({reason})") from error
     except soundfile.SoundFileError as error:
         raise CannotCut(f"{source} cannot be decoded: {error}") from error
 
@@ -286,7 +276,7 @@ class _WithStart(io.FileIO):
 
 
 def load_soundfile() -> Any:
-    """Return the package soundfile; raise NoDecoder if it, or its library, cannot be loaded."""
+    """Return the package soundfile; raise NoDecoder if its library cannot be loaded."""
     try:
         with _LOADING:
             import soundfile
@@ -295,32 +285,43 @@ def load_soundfile() -> Any:
     return soundfile
 
 
+class _Samples(NamedTuple):
+    """How decoded samples are written."""
+
+    wav_format: int
+    sample_bytes: int
+    dtype: str  # as they are decoded
+
+
+_SHORT = _Samples(1, 2, "int16")
+_WRITTEN_AS = {"PCM_S8": _SHORT, "PCM_U8": _SHORT, "PCM_16": _SHORT, "PCM_24": _Samples(1, 3, "int32")}
+_FLOAT = _Samples(3, 4, "float32")
+
+
 def _write(audio: Any, frames: int, target: Path) -> None:
-    kind, size, decode_to = 3, 4, "float32"  # WAV format, bytes a sample
-    if audio.subtype in ("PCM_S8", "PCM_U8", "PCM_16"):
-        kind, size, decode_to = 1, 2, "int16"
-    elif audio.subtype == "PCM_24":
-        kind, size, decode_to = 1, 3, "int32"
-    frame_bytes = size * audio.channels
-    form = struct.pack(
-        "<HHIIHH", kind, audio.channels, audio.samplerate, audio.samplerate * frame_bytes, frame_bytes, 8 * size
-    )
-    header = WavHeader(form, *struct.unpack("<HHIIH", form[:14]))
+    """Write frames that are decoded from now on; our own writing reports errors of the disk, libsndfile's does not."""
+    samples = _WRITTEN_AS.get(audio.subtype, _FLOAT)
+    header = new_header(samples.wav_format, audio.channels, audio.samplerate, samples.sample_bytes)
     written = 0
     with target.open("wb") as out:
         out.write(make_head(header, frames))
         while written < frames:
-            block = bytes(audio.buffer_read(min(_BLOCK, frames - written), dtype=decode_to))
+            block = bytes(audio.buffer_read(min(_BLOCK, frames - written), dtype=samples.dtype))
             if not block:
                 break
-            if size == 3:  # 24-bit samples are the upper bytes of 32-bit samples
-                short = bytearray(len(block) // 4 * 3)
-                for place in range(3):
-                    short[place::3] = block[place + 1 :: 4]
-                block = bytes(short)
+            if samples.sample_bytes == 3:
+                block = _upper_bytes(block)
             out.write(block)
-            written += len(block) // frame_bytes
-        out.write(b"\0" * (written * frame_bytes & 1))
+            written += len(block) // header.frame_bytes
+        out.write(b"\0" * (written * header.frame_bytes & 1))
         if written < frames:  # the file is truncated; the workers notice what is missing
             out.seek(0)
             out.write(make_head(header, written))
+
+
+def _upper_bytes(block: bytes) -> bytes:
+    """Return 32-bit samples as 24-bit ones."""
+    short = bytearray(len(block) // 4 * 3)
+    for place in range(3):
+        short[place::3] = block[place + 1 :: 4]
+    return bytes(short)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from badcjobs.sources.audio_files import (
     SourceRoot,
     end_ms_of,
     is_audio,
+    locate,
     look_at,
     search_folders,
     with_slash,
@@ -56,6 +57,11 @@ class AudioList:
     without_rows: str = "lists nothing"
     refusal: str = ""
     is_folder: bool = False
+    has_places: bool = False
+
+    def named_recordings(self) -> Iterator[Chunk]:
+        for _, recording_id, path in self.recordings(Mistakes([self.name]), Remarks()):
+            yield Chunk(recording_id, recording_id, path, locate(path, self.folders))
 
     def chunks(self, walk: Walk) -> Iterator[Chunk]:
         def look(path: str) -> Found | NoAudio:
@@ -72,16 +78,18 @@ class AudioList:
                 recording = Chunk(recording_id, recording_id, path, audio_path, fingerprint=fingerprint)
                 yield from _cut(recording, walk.cutting)
             else:
-                end_ms, is_cut = end_ms_of(fingerprint.header), _needs_a_cut(fingerprint.header)
+                end_ms = end_ms_of(fingerprint.header)
+                is_cut = _needs_a_cut(fingerprint.header)
                 yield Chunk(recording_id, recording_id, path, audio_path, 0, end_ms, fingerprint, is_cut=is_cut)
 
     def _ours(self, walk: Walk) -> Iterator[tuple[_Ours, str | None]]:
         """Yield the recordings of this shard, each with the path to look at; None: its length is known."""
-        for one in self.recordings(walk.mistakes, walk.remarks):
+        for recording in self.recordings(walk.mistakes, walk.remarks):
             row = walk.rows
-            if walk.takes(one.recording_id, one.recording_id, to_cut=walk.cutting.cuts_recordings):
-                known_s = walk.lengths.get(one.recording_id)
-                yield (one, row, known_s), one.path if known_s is None else None
+            if not walk.takes(recording.recording_id, recording.recording_id, to_cut=walk.cutting.cuts_recordings):
+                continue
+            known_s = walk.lengths.get(recording.recording_id)
+            yield (recording, row, known_s), recording.path if known_s is None else None
 
     def identities(self) -> Iterator[tuple[int, ChunkKey]]:
         for line, recording_id, _ in self.recordings(Mistakes([self.name]), Remarks()):
@@ -94,14 +102,13 @@ def _cut(recording: Chunk, cutting: Cutting) -> Iterator[Chunk]:
         yield recording
         return
     audio_ms = -(-round(duration_s * 1_000_000) // 1000)  # rounded up, so that no sample is left out
-    name, stretches = posixpath.basename(recording.recording_id), cutting.stretches(audio_ms)
+    stretches = cutting.stretches(audio_ms)
+    name = posixpath.basename(recording.recording_id)
     is_cut = len(stretches) > 1 or _needs_a_cut(recording.fingerprint.header)
     for start_ms, end_ms in stretches:
-        chunk_id = f"{name}_{start_ms}_{end_ms}"
-        yield Chunk(
-            recording.recording_id, chunk_id, recording.source_path, recording.audio_path, start_ms, end_ms,
-            recording.fingerprint, is_cut=is_cut,
-        )  # fmt: skip
+        yield replace(
+            recording, chunk_id=f"{name}_{start_ms}_{end_ms}", start_ms=start_ms, end_ms=end_ms, is_cut=is_cut
+        )
 
 
 def _needs_a_cut(header: AudioHeader) -> bool:
@@ -154,20 +161,25 @@ def _list_folder(source: Path, below: str, remarks: Remarks) -> tuple[list[str],
 
     No file is opened and no link followed: a pipe with an audio name, say, fails later, when it is looked at.
     """
-    audio, folders = [], set()
+    audio = []
+    folders = set()
     with os.scandir(source / below) as entries:
         for entry in entries:  # only names are kept: a million entries need too much memory
-            name, is_folder = entry.name, entry.is_dir(follow_symlinks=False)
-            if is_folder or is_audio(name):
-                if name.startswith("."):
-                    remarks.skip("hidden", f"{below}{name}{'/' if is_folder else ''}")
-                elif is_folder:
+            name = entry.name
+            is_hidden = name.startswith(".")
+            if entry.is_dir(follow_symlinks=False):
+                if is_hidden:
+                    remarks.skip("hidden", f"{below}{name}/")
+                else:
                     folders.add(name)
+            elif is_audio(name):
+                if is_hidden:
+                    remarks.skip("hidden", f"{below}{name}")
                 else:
                     audio.append(name)
             elif entry.is_symlink() and os.path.isdir(entry):  # noqa: PTH112  (False for a circular link)
                 remarks.skip("linked", f"{below}{name}")
-            elif not name.startswith("."):
+            elif not is_hidden:
                 remarks.leave_out(name)
     return audio, folders
 

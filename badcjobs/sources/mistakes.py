@@ -13,6 +13,7 @@ from typing import Literal
 from badcjobs.errors import BadInput
 from badcjobs.model import AUDIO_FAULTS, BROKEN_AUDIO, AudioHeader, Chunk
 from badcjobs.paths import shell_line
+from badcjobs.words import count
 
 SHOWN = 20
 
@@ -38,9 +39,9 @@ class Mistakes:
         del self._first[SHOWN:]
         self._fix = self._fix or fix
 
-    def add_unseen(self, count: int) -> None:
+    def add_unseen(self, mistakes: int) -> None:
         """Count mistakes that are not kept one by one."""
-        self.count += count
+        self.count += mistakes
 
     def examples(self, most: int) -> tuple[list[str], str | None]:
         """Return the first mistakes, and a line to paste."""
@@ -59,13 +60,16 @@ class Mistakes:
         name = self._names[source]
         if self.count == 1 and line == 0:
             return BadInput(f"{name} {text}", why=why or None, fix=self._fix or shell_line("ls", "-l", name))
-        one = len(self._wrong_sources) == 1
-        lines = with_more([self._line(*mistake, named=not one) for mistake in self._first], self.count)
-        numbers = sorted({line for where, line, *_ in self._first if where == source and line})[:5]
-        see_lines = f"sed -n '{';'.join(f'{line}p' for line in numbers)}' {shell_line(name)}" if numbers else None
-        who = f"{name} has" if one else f"{len(self._wrong_sources)} sources have"
-        what = f"{who} {self.count:,} mistake{'s' if self.count > 1 else ''}"
-        return BadInput(what, why="\n".join(lines), fix=self._fix or see_lines)
+
+        several = len(self._wrong_sources) > 1
+        whose = f"{len(self._wrong_sources)} sources have" if several else f"{name} has"
+        lines = with_more([self._line(*mistake, named=several) for mistake in self._first], self.count)
+        fix = self._fix
+        numbers = sorted({line for where, line, *_ in self._first if where == source and line})
+        if fix is None and numbers:
+            wanted_lines = ";".join(f"{line}p" for line in numbers[:5])
+            fix = f"sed -n '{wanted_lines}' {shell_line(name)}"
+        return BadInput(f"{whose} {count(self.count, 'mistake')}", why="\n".join(lines), fix=fix)
 
     def _line(self, source: int, line: int, text: str, why: str, *, named: bool) -> str:
         text = f"{text} ({why})" if why else text
@@ -88,7 +92,6 @@ def shown(path: str) -> str:
 
 EXAMPLES = 3
 _MOST_PATHS = 200_000  # to find a path with two recording ids
-LEFT_OUT = "left_out"  # decision.kind: a row for each ending; every task of a run counts the whole source
 _ENDINGS = 12  # that are named
 # Files that may contain audio, in a form that engines do not read.
 PERHAPS_AUDIO = (
@@ -125,7 +128,8 @@ class Remarks:
 
     def note(self, chunk: Chunk, *, several_sources: bool = False) -> None:
         """Check the next chunk; the chunks of a recording follow each other."""
-        if (now := (chunk.audio_path, chunk.recording_id)) == self._before:
+        now = (chunk.audio_path, chunk.recording_id)
+        if now == self._before:
             return
         if chunk.audio_path != self._before[0]:
             self.note_file(chunk.source_path, chunk.audio_path, chunk.fingerprint.header)
@@ -135,63 +139,81 @@ class Remarks:
 
     def note_file(self, path: str, audio_path: str, header: AudioHeader) -> None:
         """Add the next file if it gives no audio, or less than its header promises."""
-        if fault := header.fault or (BROKEN_AUDIO if header.there_s is not None else ""):
+        fault = header.fault
+        if not fault and header.there_s is not None:
+            fault = BROKEN_AUDIO
+        if fault:
             self.first_fault.setdefault(fault, audio_path)
             self.faults[fault].append(f"{shown(path)}: {header.why}")
 
     def note_name(self, audio_path: str, recording_id: str) -> None:
         """Add the next file if it had another name in another source."""
-        path, name = hash(audio_path), hash(recording_id)
+        path = hash(audio_path)
+        name = hash(recording_id)
         if len(self._names) < _MOST_PATHS and self._names.setdefault(path, name) != name:
             self._twice.append(shown(audio_path))
 
     def notes(self) -> list[str]:
         """Return a line for each kind of name that is skipped on purpose."""
-        found = []
-        for kind, one, several in (
+        lines = []
+        for kind, singular, plural in (
             ("hidden", "hidden name is skipped", "hidden names are skipped"),
             ("linked", "link to a folder is not followed", "links to folders are not followed"),
         ):
             if kind in self._skipped:
-                many, first = self._skipped[kind]
-                found.append(f"{many:,} {one if many == 1 else several} (the first: {shown(first)})")
-        return found
+                names, first = self._skipped[kind]
+                lines.append(f"{count(names, singular, plural)} (the first: {shown(first)})")
+        return lines
 
     def lines(self) -> list[str]:
         """Return a line for each kind of audio that will fail, at least in part, or be processed twice."""
-        found = []
+        lines = []
         for fault, names in self.faults.items():
-            if many := len(names):
-                files = f"{many:,} file{'' if many == 1 else 's'}"
-                found.append(f"{fault.replace('_', ' ')}: {files}: {_listed(many, names[:EXAMPLES])}")
-        if self.missing is not None and (many := self.missing.missing):
-            examples, missing_fix = self.missing.examples(EXAMPLES)
-            rows, they = ("row", "it") if many == 1 else ("rows", "they")
-            what = (
-                f"the audio of {many:,} {rows} is missing or cannot be used; {they} will fail, all others are processed"
-            )
-            fix = f"; try: {missing_fix}" if missing_fix else ""
-            found.append(f"{what}: {_listed(many, examples)}{fix}")
-        return [*found, *self.twice_lines()]
+            if names:
+                examples = _listed(len(names), names[:EXAMPLES])
+                lines.append(f"{fault.replace('_', ' ')}: {count(len(names), 'file')}: {examples}")
+        if self.missing is not None and self.missing.missing:
+            lines.append(self._missing_line(self.missing))
+        return [*lines, *self.twice_lines()]
+
+    def _missing_line(self, missing: Mistakes) -> str:
+        rows = count(missing.missing, "row")
+        examples, fix = missing.examples(EXAMPLES)
+        they = "it" if missing.missing == 1 else "they"
+        line = f"the audio of {rows} is missing or cannot be used; {they} will fail, all others are processed"
+        line += f": {_listed(missing.missing, examples)}"
+        if fix:
+            line += f"; try: {fix}"
+        return line
 
     def twice_lines(self) -> list[str]:
         """Return a line about the files that will be processed twice, if there are any."""
-        many = len(self._twice)
-        what = f"{many:,} file{' has' if many == 1 else 's have'} two names in two sources and will be processed twice"
-        return [f"{what}: {_listed(many, self._twice[:EXAMPLES])}"] if many else []
+        if not self._twice:
+            return []
+        files = count(len(self._twice), "file has", "files have")
+        examples = _listed(len(self._twice), self._twice[:EXAMPLES])
+        return [f"{files} two names in two sources and will be processed twice: {examples}"]
 
 
 def left_out_words(counts: Mapping[str, int]) -> str:
     """Return how many files of each ending were left out, and which of them may contain audio."""
     ranked = sorted(counts, key=lambda ending: (-counts[ending], ending))
-    named = ", ".join(f"{counts[one]:,} {shown(one) or 'without an ending'}" for one in ranked[:_ENDINGS])
-    more = sum(counts[one] for one in ranked[_ENDINGS:])
-    perhaps = " and ".join(one for one in ranked if one in PERHAPS_AUDIO)
-    return named + (f", {more:,} others" if more else "") + (f"; {perhaps} may contain audio" if perhaps else "")
+    parts = [f"{counts[ending]:,} {shown(ending) or 'without an ending'}" for ending in ranked[:_ENDINGS]]
+    others = sum(counts[ending] for ending in ranked[_ENDINGS:])
+    if others:
+        parts.append(f"{others:,} others")
+    text = ", ".join(parts)
+    suspicious = [ending for ending in ranked if ending in PERHAPS_AUDIO]
+    if suspicious:
+        text += f"; {' and '.join(suspicious)} may contain audio"
+    return text
 
 
 def _listed(many: int, examples: Sequence[str]) -> str:
-    return ", ".join(examples) + (f" and {many - len(examples):,} more" if many > len(examples) else "")
+    text = ", ".join(examples)
+    if many > len(examples):
+        text += f" and {many - len(examples):,} more"
+    return text
 
 
 # --- lines of text ----------------------------------------------------------------------------------------------------
@@ -225,9 +247,11 @@ def _repaired(lines: Sequence[str], first: int, path: Path, mistakes: Mistakes) 
         yield line
 
 
-def with_more(examples: Sequence[str], count: int) -> list[str]:
+def with_more(examples: Sequence[str], total: int) -> list[str]:
     """Return the examples and, if there are more, a line with their number."""
-    return [*examples, *([f"… and {count - len(examples):,} more"] if count > len(examples) else [])]
+    if total <= len(examples):
+        return [*examples]
+    return [*examples, f"… and {total - len(examples):,} more"]
 
 
 def escape_bytes(path: str) -> str:

@@ -9,17 +9,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from badcjobs.errors import BadInput
-from badcjobs.model import NO_CUTTING, Chunk, ChunkKey, Cutting
+from badcjobs.model import NO_CUTTING, Chunk, ChunkKey, Cutting, PlaceCounts, names_place
 from badcjobs.paths import shell_line
 from badcjobs.settings import RunSettings, absolute
 from badcjobs.sources.audio_files import AUDIO_ENDINGS, AUDIO_FORMATS, ReadHeader, is_audio, read_header, search_folders
-from badcjobs.sources.badc_manifest import Manifest, is_header
+from badcjobs.sources.badc_manifest import Manifest, is_header, split_header
 from badcjobs.sources.folder import AudioList, audio_folder, audio_list, given_audio, read_list
 from badcjobs.sources.mistakes import Mistakes, Remarks, copy_command, quoted, shown
 from badcjobs.sources.walk import WHOLE, Shard, Walk, do_nothing
+from badcjobs.words import count
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ class Sources:
     manifests_listed: int | None = None
     cutting: Cutting = NO_CUTTING
     read_header: ReadHeader = read_header
+    left_out: frozenset[str] = frozenset()  # ids of recordings that are left out, because they have no place
+    places: PlaceCounts | None = None  # None: not looked up, or no place is given
 
     @property
     def descriptions(self) -> tuple[str, ...]:
@@ -67,7 +70,9 @@ class Sources:
         """
         mistakes = Mistakes([part.name for part in self.parts])
         walk = Walk(shard, mistakes, self.cutting, remarks or Remarks(), self.read_header, while_waiting)
-        listed, several = 0, len(self.parts) > 1
+        walk.left_out = self.left_out
+        listed = 0
+        several = len(self.parts) > 1
         for listed, chunk in enumerate(self.read_parts(walk, lambda part: part.chunks(walk)), 1):  # noqa: B007
             walk.remarks.note(chunk, several_sources=several)
             yield chunk
@@ -84,9 +89,11 @@ class Sources:
         unless it is in ``lengths`` (seconds, by recording_id). Mistakes in the rows are raised as by ``chunks``;
         repeated identities are not checked. The remarks are only about names, because hardly any file was looked at.
         """
-        mistakes, remarks = Mistakes([part.name for part in self.parts]), Remarks(keeps_missing=True)
+        mistakes = Mistakes([part.name for part in self.parts])
+        remarks = Remarks(keeps_missing=True)
         walk = _IdentityWalk(WHOLE, mistakes, self.cutting, remarks, self.read_header, lengths=lengths)
         walk.note = note
+        walk.left_out = self.left_out
         for chunk in self.read_parts(walk, lambda part: part.chunks(walk)):
             note(walk.row, mistakes.source, chunk.key)
         if mistakes.count > mistakes.missing:
@@ -112,10 +119,11 @@ class _IdentityWalk(Walk):
     note: RowNote
 
     def takes(self, recording_id: str, chunk_id: str, *, to_cut: bool = False) -> bool:
-        if not to_cut:
+        wanted = recording_id not in self.left_out
+        if wanted and not to_cut:
             self.note(self.rows, self.mistakes.source, (recording_id, chunk_id))
         self.rows += 1
-        return to_cut
+        return wanted and to_cut
 
 
 def open_sources_of(settings: RunSettings, cwd: Path, position: int | None = None) -> Sources:
@@ -146,8 +154,8 @@ def open_sources(
     if problems := cutting.problems():
         raise BadInput("\n".join(problems), fix="--chunk-length 294 --overlap 6")
     mistakes = Mistakes([str(path) for path in paths])
-    parts: list[AudioSource] = []
-    audio_files: list[Path] = []
+    parts = []
+    audio_files = []
     for mistakes.source, path in enumerate(paths):
         source = recognise(path, root, mistakes)
         if isinstance(source, Path) and is_audio(path.name):
@@ -172,7 +180,7 @@ def _with_cutting(sources: Sources, cutting: Cutting) -> Sources:
         log.info("--chunk-length has no effect: %s is a manifest, which defines where each chunk starts and ends", name)
     if cutting.rows is not None and kinds == {False}:
         raise BadInput(
-            f"run.cut = {'true' if cutting.rows else 'false'} needs a manifest",
+            f"run.cut = {str(cutting.rows).lower()} needs a manifest",
             why=f"{sources.parts[0].name} is not a manifest: it has no rows with start and end",
             fix="the same command without it; --chunk-length 294 --overlap 6 cuts complete recordings",
         )
@@ -181,9 +189,45 @@ def _with_cutting(sources: Sources, cutting: Cutting) -> Sources:
 
 def _open_listed(path: Path, root: Path | None, position: int | None) -> Sources:
     """Open the manifest at this position of a list, counted from 0; None: all of them."""
+    line_of = _read_manifest_list(path)
+    picked = list(line_of)
+    if position is not None:
+        last = len(line_of) - 1
+        if not 0 <= position <= last:
+            raise BadInput(
+                f"{path} has no manifest for position {position}: it lists {count(len(line_of), 'manifest')}",
+                why=f"an array task takes the manifest at its position, counted from 0; the last one is {last}",
+                fix=f"#SBATCH --array=0-{last}",
+            )
+        picked = [picked[position]]
+
+    mistakes = Mistakes([str(path)])
+    manifests = {}
+    for text in picked:
+        # Relative to the working directory, otherwise to the folder of the list; not to --root, which is for audio.
+        candidates = [Path(text), path.parent / text]
+        manifest = next((place for place in candidates if os.path.exists(place)), None)  # noqa: PTH110  (it may raise)
+        if manifest is None:
+            mistakes.add(line_of[text], f"no such manifest: {shown(text)}")
+        else:
+            manifests[line_of[text]] = manifest
+    mistakes.raise_any()
+
+    mistakes = Mistakes([str(manifest) for manifest in manifests.values()])
+    parts = []
+    for mistakes.source, (line, manifest) in enumerate(manifests.items()):
+        source = recognise(manifest, root, mistakes)
+        if isinstance(source, Manifest):
+            parts.append(replace(source, named_by=f" (line {line} of {path})"))
+    mistakes.raise_any()
+    return Sources(tuple(parts), picked_by_position=position is not None, manifests_listed=len(line_of))
+
+
+def _read_manifest_list(path: Path) -> dict[str, int]:
+    """Return the manifests that a list names, each with its line; a list is about as long as an array has tasks."""
     mistakes = Mistakes([str(path)])
     line_of: dict[str, int] = {}
-    for line, text in read_list(path, mistakes):  # about as long as an array has tasks
+    for line, text in read_list(path, mistakes):
         if not is_manifest(text):
             mistakes.add(line, f"{quoted(text)} is not a manifest (.csv), unlike the first line")
         elif text in line_of:
@@ -191,31 +235,7 @@ def _open_listed(path: Path, root: Path | None, position: int | None) -> Sources
         else:
             line_of[text] = line
     mistakes.raise_any()
-    count = len(line_of)
-    if position is not None and not 0 <= position < count:
-        raise BadInput(
-            f"{path} has no manifest for position {position}: it lists {count} manifest{'' if count == 1 else 's'}",
-            why=f"an array task takes the manifest at its position, counted from 0; the last one is {count - 1}",
-            fix=f"#SBATCH --array=0-{count - 1}",
-        )
-    picked = []
-    for text in list(line_of) if position is None else [list(line_of)[position]]:
-        # Relative to the working directory, otherwise to the folder of the list; not to --root, which is for audio.
-        places = [Path(text), path.parent / text]
-        there = [place for place in places if os.path.exists(place)]  # noqa: PTH110  (Path.exists may raise)
-        if there:
-            picked.append((line_of[text], there[0]))
-        else:
-            mistakes.add(line_of[text], f"no such manifest: {shown(text)}")
-    mistakes.raise_any()
-    mistakes = Mistakes([str(manifest) for _, manifest in picked])
-    parts: list[AudioSource] = []
-    for mistakes.source, (line, manifest) in enumerate(picked):
-        source = recognise(manifest, root, mistakes)
-        if isinstance(source, Manifest):
-            parts.append(replace(source, named_by=f" (line {line} of {path})"))
-    mistakes.raise_any()
-    return Sources(tuple(parts), picked_by_position=position is not None, manifests_listed=count)
+    return line_of
 
 
 # --- recognise a path -------------------------------------------------------------------------------------------------
@@ -258,8 +278,9 @@ def _recognise_text(path: Path, root: Path | None, mistakes: Mistakes) -> Recogn
     if start[:2] in (b"\xff\xfe", b"\xfe\xff"):  # a spreadsheet's "Unicode text"
         mistakes.add(0, "is UTF-16, not UTF-8", fix=copy_command(path, "iconv -f utf-16 -t utf-8"))
         return None
-    if is_manifest(path.name) or is_header(start.splitlines()[0].decode(errors="replace")):
-        return Manifest(path, search_folders(path, root))
+    header = split_header(start.splitlines()[0].decode(errors="replace"))
+    if is_manifest(path.name) or is_header(header):
+        return Manifest(path, search_folders(path, root), has_places=names_place(header))
     if b"\0" in start:
         mistakes.add(0, f"is neither audio ({AUDIO_FORMATS}) nor text")
         return None
@@ -287,26 +308,46 @@ def note_repeats(sources: Sequence[AudioSource], walk: Walk) -> None:
     repeated = walk.seen.repeated()
     if not repeated:
         return
-    examined, as_one_list = set(islice(repeated, _EXAMINED)), None
+    examined = set(islice(repeated, _EXAMINED))
+    fix = None
     if all(isinstance(source, AudioList) and source.is_folder for source in sources):
-        folders = shell_line(*(source.name for source in sources))  # in a list, equal names keep their folders
-        audio = "|".join(one[1:] for one in AUDIO_ENDINGS)
-        as_one_list = f"find {folders} | grep -iE '\\.({audio})$' | sort > recordings.txt"
-    first: dict[ChunkKey, tuple[int, int]] = {}
+        fix = _list_command(sources)
+    first: dict[ChunkKey, _RowPlace] = {}
     for number, source in enumerate(sources):
         walk.mistakes.source = number
         for line, key in source.identities():
             if hash(key) not in examined:
                 continue
             if key in first:
-                earlier, earlier_line = first[key]
-                there = sources[earlier].name if earlier != number or not line else ""
-                where = f"in {there}" if not earlier_line else f"on line {earlier_line}" + (there and f" of {there}")
-                recording_id, chunk_id = key
-                what = f"recording {quoted(recording_id)}"
-                what = what if chunk_id == recording_id else f"chunk id {quoted(chunk_id)} of {what}"
-                text = f"{what} is already {where}" if line else f"has {what}, which is already {where}"
-                walk.mistakes.add(line, text, fix=as_one_list)
+                walk.mistakes.add(line, _describe_repeat(key, _RowPlace(number, line), first[key], sources), fix=fix)
             else:
-                first[key] = number, line
+                first[key] = _RowPlace(number, line)
     walk.mistakes.add_unseen(sum(times for number, times in repeated.items() if number not in examined))
+
+
+def _list_command(folders: Sequence[AudioSource]) -> str:
+    """Return the command that lists the audio of several folders: in a list, equal names keep their folders."""
+    names = shell_line(*(folder.name for folder in folders))
+    audio = "|".join(ending[1:] for ending in AUDIO_ENDINGS)
+    return f"find {names} | grep -iE '\\.({audio})$' | sort > recordings.txt"
+
+
+class _RowPlace(NamedTuple):
+    source: int
+    line: int  # 0: the source has no lines
+
+
+def _describe_repeat(key: ChunkKey, row: _RowPlace, earlier: _RowPlace, sources: Sequence[AudioSource]) -> str:
+    recording_id, chunk_id = key
+    subject = f"recording {quoted(recording_id)}"
+    if chunk_id != recording_id:
+        subject = f"chunk id {quoted(chunk_id)} of {subject}"
+    source = sources[earlier.source].name
+    where = f"in {source}"
+    if earlier.line:
+        where = f"on line {earlier.line}"
+        if earlier.source != row.source:
+            where += f" of {source}"
+    if not row.line:
+        return f"has {subject}, which is already {where}"
+    return f"{subject} is already {where}"

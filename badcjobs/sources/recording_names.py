@@ -16,6 +16,7 @@ from unicodedata import normalize
 
 from badcjobs.model import Chunk, NameGaps, NamePattern, RecordingName
 from badcjobs.settings import RunSettings, absolute
+from badcjobs.words import count
 
 # Adjacent, with at most one character between: 20220501_060000, 20220501$060000, 20220501T060000, 20220501060000.
 _STAMP = re.compile(r"(?<![0-9])((?:19|20)[0-9]{6})[^0-9]?([0-9]{6})(?![0-9])")
@@ -132,7 +133,7 @@ def gap_lines(gaps: NameGaps, patterns: Sequence[object], *, nameless: str | Non
     if nameless is not None:
         there = f" (badcjobs guide audio); the detections are in {nameless}"
         kinds.append((gaps.no_study_area, "study area in the path", gaps.no_study_area_example, there))
-    for many, what, example, rest in kinds:
-        if many:
-            has = f"recording{'' if gaps.recordings == 1 else 's'} {'has' if many == 1 else 'have'}"
-            yield f"{many:,} of {gaps.recordings:,} {has} no {what}, e.g. {example}{rest}"
+    for lacking, part, example, rest in kinds:
+        if lacking:
+            has = "has" if lacking == 1 else "have"
+            yield f"{lacking:,} of {count(gaps.recordings, 'recording')} {has} no {part}, e.g. {example}{rest}"

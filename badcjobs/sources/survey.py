@@ -11,11 +11,13 @@ import posixpath
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import NamedTuple
 
 from badcjobs.model import AudioHeader, Chunk, ChunkKey, Fingerprint
 from badcjobs.sources.audio_files import NoAudio, look_at
-from badcjobs.sources.badc_manifest import NO_COLUMNS, Columns, Manifest, RowFiles, Times
+from badcjobs.sources.badc_manifest import NO_COLUMNS, Columns, Look, Manifest, ManifestRow, RowFiles
+from badcjobs.sources.cutter import needs_ffmpeg
 from badcjobs.sources.mistakes import Mistakes, Remarks, shown
 from badcjobs.sources.open import AudioSource, Sources, note_repeats
 from badcjobs.sources.walk import WHOLE, Walk, look_ahead
@@ -94,6 +96,7 @@ class Surveyor(Walk):
     not_there: list[str] = field(default_factory=list)  # missing files of rows with an end, with the reason if known
     measured: int = 0  # files whose header was read
     rates_hz: Counter[int] = field(default_factory=Counter)  # sample rate → files
+    for_ffmpeg: list[str] = field(default_factory=list)  # files without a length, because there is no ffmpeg
     size: SourceSize = field(default_factory=SourceSize)
     _known: set[ChunkKey] = field(default_factory=set)
     _folders: Sequence[str] = ()
@@ -106,7 +109,8 @@ class Surveyor(Walk):
         key = recording_id, chunk_id
         if not self.suspected:
             self.seen.add(key)
-            return True
+        if recording_id in self.left_out:
+            return False
         if hash(key) not in self.suspected:
             return True
         is_new = key not in self._known
@@ -128,6 +132,8 @@ class Surveyor(Walk):
         self.size.add(path, found.audio_bytes, None if header.why else header.duration_s)
         if header.sample_rate_hz:
             self.rates_hz[header.sample_rate_hz] += 1
+        elif not header.why and header.duration_s is None and needs_ffmpeg(Path(audio_path)):
+            self.for_ffmpeg.append(path)
 
     def miss(self, path: str, error: NoAudio, *, has_end: bool, is_new: bool = True) -> bool:
         """Count a file that is not here, if it is new, and return whether its row can be planned all the same."""
@@ -159,21 +165,24 @@ class Surveyor(Walk):
     def base_of(self, path: str, folders: Sequence[str], *, seen: bool) -> str:
         """Return the probable base folder of a relative path, from one look per folder; ``seen``: it was looked at."""
         if folders is not self._folders:  # another source
-            self._folders, self._base_of = folders, {}
+            self._folders = folders
+            self._base_of = {}
         folder = path[: path.rfind("/") + 1]
         if folder in self._base_of:
             return self._base_of[folder]
         candidates = ("",) if path.startswith("/") else folders
         if len(self._base_of) >= _MOST_FOLDERS:
             return self._usual_base if self._usual_base in candidates else candidates[-1]
-        answer, below = look_at(path, candidates, None), path.removeprefix("./")
-        if isinstance(answer, NoAudio):
+        below = path.removeprefix("./")
+        answer = look_at(path, candidates, None)
+        if not isinstance(answer, NoAudio):
+            base = self._usual_base = answer[0].removesuffix(below)
+        else:
             if not seen:
                 self.not_there.append(path if answer.not_found else str(answer))
-            at = None if answer.not_found else answer.missing_at
-            base = next((base for base in candidates if base + below == at), candidates[-1])
-        else:
-            base = self._usual_base = answer[0].removesuffix(below)
+            base = candidates[-1]
+            if not answer.not_found:
+                base = next((base for base in candidates if base + below == answer.missing_at), base)
         self._base_of[folder] = base
         return base
 
@@ -186,11 +195,14 @@ def survey(
     Repeated identities are known only at the end: then ``survey_again`` leaves such rows out.
     """
     walk = Surveyor(WHOLE, mistakes, sources.cutting, Remarks(), sources.read_header, needs_audio=needs_audio)
-    walk.suspected, walk.several_sources = suspected, len(sources.parts) > 1
-    rows = sources.read_parts(
-        walk, lambda part: _rows_of(part, walk) if isinstance(part, Manifest) else _files_of(part, walk)
-    )
-    return rows, walk
+    walk.suspected = suspected
+    walk.several_sources = len(sources.parts) > 1
+    walk.left_out = sources.left_out
+
+    def plan(part: AudioSource) -> Iterator[PlannedRow]:
+        return _rows_of(part, walk) if isinstance(part, Manifest) else _files_of(part, walk)
+
+    return sources.read_parts(walk, plan), walk
 
 
 def survey_again(sources: Sources, before: Surveyor) -> Iterator[PlannedRow] | None:
@@ -204,58 +216,115 @@ def survey_again(sources: Sources, before: Surveyor) -> Iterator[PlannedRow] | N
 
 
 def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
-    files, before, gone, seen, base = RowFiles(manifest.folders, walk), "", "", False, ""
-    known_first: Times | None = None
-    as_first, undecided = "", walk.cutting.rows is None
-    for (line, row, columns, times, cut, first), look in look_ahead(manifest.rows(walk, files), files.look):
-        start_ms, end_ms = times
-        path, is_cut, there_ms, fails = row[columns.source_path], cut == "yes", None, False
-        if first is not known_first:
-            known_first, as_first = first, "" if first[1] is None else f"as {first[0]}-{first[1]}"
-        if undecided and not cut and first is not times:  # not the first row of its file
-            cut = as_first
-        if path != before or look is not None:
-            before, seen = path, look is not None
-            base = walk.base_of(path, manifest.folders, seen=seen)
-            if look is None:
-                walk.size.add(path, None)
-        if seen and (gone != path or end_ms is None or walk.needs_audio):
-            had_end = end_ms is not None
-            try:
-                audio_path, fingerprint, end_ms, is_cut = files.resolve(path, first, look, times, known_cut=is_cut)
-                header, cut = files.header, "yes" if is_cut and not had_end else cut
-                fails = header.fault != ""
-                if header.there_s is not None:
-                    there_ms = round(header.there_s * 1000) + (0 if is_cut else start_ms)
-                if look is not None:  # otherwise it is the file of the row before
-                    walk.measure(path, audio_path, row[columns.recording_id], replace(fingerprint, header=header))
-            except NoAudio as problem:
-                is_planned = walk.miss(path, problem, has_end=had_end, is_new=look is not None)
-                if walk.needs_audio or not is_planned:
-                    walk.mistakes.add(line, str(problem), fix=problem.fix, missing=problem.missing_at is not None)
-                if not is_planned:
-                    continue
-                gone = path
-        yield PlannedRow(
-            row[columns.recording_id], row[columns.chunk_id], path, base, start_ms, end_ms, cut == "yes", cut,
-            row, columns, there_ms, fails,
-        )  # fmt: skip
+    files = RowFiles(manifest.folders, walk)
+    plan = _ManifestPlan(manifest, files, walk)
+    for row, look in look_ahead(manifest.rows(walk, files), files.look):
+        planned = plan.add(row, look)
+        if planned is not None:
+            yield planned
+
+
+@dataclass
+class _ManifestPlan:
+    """Plans the rows of a manifest; the rows of one file follow each other."""
+
+    manifest: Manifest
+    files: RowFiles
+    walk: Surveyor
+    _path: str = ""
+    _missing_path: str = ""  # of the last file without audio
+    _base: str = ""
+    _was_looked_at: bool = False  # the current file
+
+    def add(self, row: ManifestRow, look: Look | None) -> PlannedRow | None:
+        """Plan a row; None: it cannot be planned."""
+        start_ms, end_ms = row.times
+        cut = row.cut
+        is_undecided = self.walk.cutting.rows is None and not cut
+        if is_undecided and not row.is_first and row.first[1] is not None:
+            cut = f"as {row.first[0]}-{row.first[1]}"
+        if row.source_path != self._path or look is not None:
+            self._begin_file(row.source_path, look)
+        planned = PlannedRow(
+            row.recording_id,
+            row.chunk_id,
+            row.source_path,
+            self._base,
+            start_ms,
+            end_ms,
+            is_cut=cut == "yes",
+            cut=cut,
+            fields=row.fields,
+            columns=row.columns,
+        )
+        is_known_missing = self._missing_path == row.source_path and end_ms is not None and not self.walk.needs_audio
+        if not self._was_looked_at or is_known_missing:
+            return planned
+        try:
+            return self._with_audio(planned, row, look)
+        except NoAudio as problem:
+            is_planned = self.walk.miss(row.source_path, problem, has_end=end_ms is not None, is_new=look is not None)
+            if self.walk.needs_audio or not is_planned:
+                is_missing = problem.missing_at is not None
+                self.walk.mistakes.add(row.line, str(problem), fix=problem.fix, missing=is_missing)
+            if not is_planned:
+                return None
+            self._missing_path = row.source_path
+            return planned
+
+    def _begin_file(self, path: str, look: Look | None) -> None:
+        self._path = path
+        self._was_looked_at = look is not None
+        self._base = self.walk.base_of(path, self.manifest.folders, seen=self._was_looked_at)
+        if look is None:
+            self.walk.size.add(path, None)
+
+    def _with_audio(self, planned: PlannedRow, row: ManifestRow, look: Look | None) -> PlannedRow:
+        """Add what the row's file says; raise NoAudio."""
+        audio_path, fingerprint, end_ms, is_cut = self.files.resolve(
+            row.source_path, row.first, look, row.times, known_cut=row.cut == "yes"
+        )
+        header = self.files.header
+        cut = planned.cut
+        if is_cut and row.times[1] is None:
+            cut = "yes"
+        there_ms = None
+        if header.there_s is not None:
+            there_ms = round(header.there_s * 1000)
+            if not is_cut:
+                there_ms += planned.start_ms
+        if look is not None:  # otherwise it is the file of the row before
+            fingerprint = replace(fingerprint, header=header)
+            self.walk.measure(row.source_path, audio_path, row.recording_id, fingerprint)
+        return planned._replace(
+            end_ms=end_ms, is_cut=cut == "yes", cut=cut, there_ms=there_ms, fails=header.fault != ""
+        )
 
 
 def _files_of(part: AudioSource, walk: Surveyor) -> Iterator[PlannedRow]:
-    before, header, there_ms = "", AudioHeader(), None
+    before = ""
+    header = AudioHeader()
+    there_ms = None
     for chunk in part.chunks(walk):
         if chunk.audio_path != before:
-            before, header = chunk.audio_path, chunk.fingerprint.header
+            before = chunk.audio_path
+            header = chunk.fingerprint.header
             there_ms = None if header.there_s is None else round(header.there_s * 1000)
             if chunk.fingerprint.audio_bytes is not None:  # otherwise it is not here
                 walk.measure(chunk.source_path, before, chunk.recording_id, chunk.fingerprint)
         base, path = _split(chunk)
-        is_part = chunk.is_cut and chunk.chunk_id != chunk.recording_id  # not a complete file that is truncated
         yield PlannedRow(
-            chunk.recording_id, chunk.chunk_id, path, base, chunk.start_ms, chunk.end_ms, is_part,
-            "yes" if chunk.is_cut else "", there_ms=there_ms, fails=header.fault != "",
-        )  # fmt: skip
+            chunk.recording_id,
+            chunk.chunk_id,
+            path,
+            base,
+            chunk.start_ms,
+            chunk.end_ms,
+            is_cut=chunk.is_cut and chunk.chunk_id != chunk.recording_id,  # not a complete file that is truncated
+            cut="yes" if chunk.is_cut else "",
+            there_ms=there_ms,
+            fails=header.fault != "",
+        )
 
 
 def _split(chunk: Chunk) -> tuple[str, str]:

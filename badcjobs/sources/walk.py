@@ -7,7 +7,7 @@ import re
 import time
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 from threading import Lock, Thread
@@ -270,6 +270,7 @@ class Walk:
     row: int = 0  # the number of the recording whose chunks are being yielded; not set for manifests
     # Seconds, by recording_id, for recordings whose header need not be read.
     lengths: Mapping[str, float] = field(default_factory=dict)
+    left_out: Collection[str] = ()  # ids of recordings that have no place
     seen: SeenKeys = field(default_factory=SeenKeys)
 
     def takes(self, recording_id: str, chunk_id: str, *, to_cut: bool = False) -> bool:
@@ -278,7 +279,7 @@ class Walk:
         self.rows += 1
         if recording_id and chunk_id:
             self.seen.add((recording_id, chunk_id))
-        return self.shard.takes(row_number)
+        return self.shard.takes(row_number) and recording_id not in self.left_out
 
     def may_look(self) -> bool:
         """Return whether to look at the next file of a manifest, even if its row has an end."""

@@ -43,7 +43,7 @@ def make_spans(from_ms: int, to_ms: int, tries: Sequence[Try], lives: Sequence[L
         stretches.append((start_ms, end_ms if began_ms is None else began_ms, "start_up", None))
     if lives:
         stretches.append((from_ms, min(life[0] for life in lives), "start_up", None))
-    events: list[tuple[int, int, str, int | None]] = []  # when, +1 or -1, what, attempt_id
+    events = []  # when, +1 or -1, what, attempt_id
     for begin_ms, end_ms, what, attempt_id in stretches:
         begin_ms, end_ms = max(begin_ms, from_ms), min(end_ms, to_ms)
         if begin_ms < end_ms:
@@ -87,7 +87,8 @@ class Cumulated:
 
     def within(self, span: Span) -> tuple[float, float]:
         """Return the amount added during a span, and how many milliseconds of it were measured."""
-        after, before = self.until(span.to_ms), self.until(span.from_ms)
+        after = self.until(span.to_ms)
+        before = self.until(span.from_ms)
         return after[0] - before[0], after[1] - before[1]
 
 

@@ -21,7 +21,8 @@ from badcjobs.small_files import parse_json
 from badcjobs.store.connect import SQLITE_MAGIC, open_sealed, read_value
 from badcjobs.store.schema import TABLES
 
-ROWS, SEAL = "rows", "seal"
+ROWS = "rows"
+SEAL = "seal"
 _DIGITS = 8
 _BLANK = b"-" * _DIGITS
 _MARK = b"sealcrc32:"  # SQLite stores key and value of a row next to each other
@@ -51,18 +52,28 @@ def read_sealed_rows(db: sqlite3.Connection) -> dict[str, int]:
 
 def checksum(blocks: Iterable[bytes]) -> tuple[int | None, str | None, str]:
     """Return the position of a file's seal, its digits, and the checksum of all blocks with the seal left blank."""
-    crc, held, position, seal_at, stated = 0, b"", 0, None, None
+    crc = 0
+    position = 0  # of the bytes that are held
+    held = b""
+    seal_at = None
+    digits = b""
     for block in blocks:
         held += block
         start = held.find(_MARK) + len(_MARK)
-        if stated is None and start >= len(_MARK) and len(held) >= start + _DIGITS:
-            seal_at, stated = position + start, held[start : start + _DIGITS]
+        if seal_at is None and start >= len(_MARK) and len(held) >= start + _DIGITS:
+            seal_at = position + start
+            digits = held[start : start + _DIGITS]
             held = held[:start] + _BLANK + held[start + _DIGITS :]
-        keep = 0 if stated is not None else len(_MARK) + _DIGITS - 1  # a seal may start there
-        count = max(0, len(held) - keep)
-        crc, held, position = zlib.crc32(held[:count], crc), held[count:], position + count
-    digits = None if stated is None or stated == _BLANK else stated.decode(errors="replace")
-    return seal_at, digits, f"{zlib.crc32(held, crc):08x}"
+        count = len(held)
+        if seal_at is None:  # a seal may start in the last bytes
+            count = max(0, count - len(_MARK) - _DIGITS + 1)
+        crc = zlib.crc32(held[:count], crc)
+        position += count
+        held = held[count:]
+    stated = None
+    if seal_at is not None and digits != _BLANK:
+        stated = digits.decode(errors="replace")
+    return seal_at, stated, f"{zlib.crc32(held, crc):08x}"
 
 
 # --- stamps -----------------------------------------------------------------------------------------------------------
@@ -182,9 +193,9 @@ def move_into_place(local: Path, target: Path) -> None:
             copy.write(digits.encode())
 
 
-def unfinished_name(target: Path) -> Path:
-    """Return the temporary name under which this process writes a file."""
-    return target.with_name(f".{target.name}.{os.uname().nodename}.{os.getpid()}.tmp")
+def unfinished_name(target: Path, pid: str = "") -> Path:
+    """Return the temporary name under which a process of this machine, usually this one, writes a file."""
+    return target.with_name(f".{target.name}.{os.uname().nodename}.{pid or os.getpid()}.tmp")
 
 
 def try_to_write(target: Path) -> None:
@@ -199,7 +210,11 @@ def try_to_write(target: Path) -> None:
 
 def remove_unfinished(target: Path) -> None:
     """Remove the temporary copies of this file that killed processes left behind."""
+    others = {*os.listdir("/proc")} - {str(os.getpid())}  # noqa: PTH208
+    at_work = {unfinished_name(target, pid) for pid in others}
     for copy in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+        if copy in at_work:
+            continue
         if copy.is_dir():
             shutil.rmtree(copy, ignore_errors=True)
         else:
@@ -229,6 +244,26 @@ def fresh_file(target: Path) -> Iterator[BinaryIO]:
         raise cannot_write(target, error) from error
 
 
+@contextmanager
+def fresh_folder(target: Path) -> Iterator[Path]:
+    """Fill a folder under a hidden name beside its target, and move it when it is complete; no file is synced."""
+    place = target.resolve()
+    temporary = unfinished_name(place)
+    try:
+        remove_unfinished(place)
+        temporary.mkdir(parents=True)
+        yield temporary
+        if place.exists():  # it keeps its permissions
+            for entry in temporary.iterdir():
+                shutil.move(entry, place / entry.name)  # a mount point is another filesystem
+        else:
+            temporary.rename(place)
+    except OSError as error:
+        raise cannot_write(target, error) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
 def make_folder(folder: Path) -> None:
     """Create a folder for output, with its parents."""
     try:
@@ -239,7 +274,8 @@ def make_folder(folder: Path) -> None:
 
 def cannot_write(target: Path, error: OSError) -> BadInput:
     """Return the error for an output that cannot be written."""
-    name, folder = shell_line(target), shell_line(target.parent)
+    name = shell_line(target)
+    folder = shell_line(target.parent)
     fixes = {
         errno.ENOENT: f"mkdir -p {folder}",
         errno.EFBIG: "ulimit -f unlimited   (then the same command again)",

@@ -12,10 +12,10 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
-from badcjobs import __version__
 from badcjobs.errors import BadcjobsError, DatabaseProblem
 from badcjobs.store.plausible import UNREADABLE, find_damage
 from badcjobs.store.schema import APPLICATION_ID, SCHEMA_VERSION, ddl_script
+from badcjobs.version import __version__
 
 if TYPE_CHECKING:
     from sqlite_utils import Database
@@ -196,17 +196,26 @@ def read_as(db: sqlite3.Connection, kind: Callable[..., _Facts], sql: str, *valu
 
 def grouped(rows: Iterable[Sequence[Any]]) -> dict[Any, list[Any]]:
     """Group rows by their first column; a row is then a tuple of the other columns, or the only other one."""
-    found: dict[Any, list[Any]] = defaultdict(list)
+    found = defaultdict(list)
     for key, *others in rows:
         found[key].append(others[0] if len(others) == 1 else tuple(others))
     return found
 
 
+def is_database(path: Path) -> bool:
+    """Say whether a file is an SQLite database, by its first bytes."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC
+    except OSError:
+        return False
+
+
 def read_only_uri(path: Path, *, sealed: bool = True) -> str:
     """Return the URI that opens a file for reading only.
 
-    ``sealed`` files are complete and never change in place, so SQLite needs no locks, which some shared filesystems
-    do not support.
+    ``sealed`` files are complete and are replaced, never changed, so SQLite needs no locks, which some shared
+    filesystems do not support.
     """
     return file_uri(path, "mode=ro&immutable=1" if sealed else "mode=ro")
 
@@ -223,7 +232,7 @@ def open_uri(uri: str, **options: Any) -> sqlite3.Connection:
 
 
 def open_sealed(path: Path) -> sqlite3.Connection:
-    """Open a published task or job database for reading."""
+    """Open a published task database or a job database for reading."""
     return open_uri(read_only_uri(path))
 
 
@@ -244,20 +253,6 @@ def schema_problem(connection: sqlite3.Connection) -> str | None:
     return f"schema {version}, written by {writer}; this badcjobs ({__version__}) reads schema {SCHEMA_VERSION}"
 
 
-_MERGE_PATIENCE_S = 60.0
-
-
-def open_job_database(path: Path) -> sqlite3.Connection:
-    """Open a job database for reading."""
-    return open_uri(_reading_uri(path), timeout=_MERGE_PATIENCE_S)
-
-
-def published_uri(path: Path) -> str:
-    """Return the URI under which a database of a run folder can be attached."""
-    with closing(open_sealed(path)) as db:
-        return _reading_uri(path) if is_job_database(db) else read_only_uri(path)
-
-
 @contextmanager
 def reading(path: Path, suggest_fix: Callable[[str], str | None] = lambda why: None) -> Iterator[sqlite3.Connection]:
     """Open a published task or job database; an SQLite error, also one in the block, becomes a DatabaseProblem.
@@ -266,7 +261,7 @@ def reading(path: Path, suggest_fix: Callable[[str], str | None] = lambda why: N
     error is it worth reading the complete file. ``suggest_fix`` returns the command to paste for an error message.
     """
     try:
-        with closing(open_uri(published_uri(path), timeout=_MERGE_PATIENCE_S)) as db:
+        with closing(open_sealed(path)) as db:
             if read_value(db, "PRAGMA application_id") != APPLICATION_ID:
                 raise sqlite3.DatabaseError("not a badcjobs database" if path.stat().st_size else "the file is empty")
             if problem := schema_problem(db):
@@ -285,17 +280,3 @@ def reading(path: Path, suggest_fix: Callable[[str], str | None] = lambda why: N
         if damage is None:
             raise
         raise DatabaseProblem(f"{path.name} cannot be read: {damage}", fix=suggest_fix(damage)) from error
-
-
-def _reading_uri(path: Path) -> str:
-    """Return the URI of a job database.
-
-    On a shared filesystem a merge replaces it by a rename, and locks are not reliable. On a local disk a merge may
-    change it in place; after a killed merge, SQLite restores the old content from the journal.
-    """
-    if read_filesystem(path.parent).shared:
-        return read_only_uri(path)
-    if path.with_name(f"{path.name}-journal").exists():
-        with closing(sqlite3.connect(path, timeout=_MERGE_PATIENCE_S)) as db:
-            read_value(db, "SELECT count(*) FROM sqlite_master")
-    return read_only_uri(path, sealed=False)

@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import groupby
 from operator import itemgetter
@@ -16,7 +16,7 @@ from pathlib import Path
 from badcjobs.model import ChunkKey
 from badcjobs.store.atomic_write import fresh_file, make_folder
 from badcjobs.store.connect import read_value
-from badcjobs.store.export_tables import as_text
+from badcjobs.store.export_tables import DetectionFilter, as_text
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,8 @@ def area_names(areas: Iterable[str | None], *, taken: str, nameless: str) -> Map
     ``taken`` is the name of another file in the same folder; ``nameless`` is the name for recordings without a study
     area. Names that differ only in case get a number, because some filesystems do not distinguish them.
     """
-    used, names = {taken.casefold()}, dict[str | None, str]()
+    used = {taken.casefold()}
+    names = dict[str | None, str]()
     for area in areas:
         name = base = nameless if area is None else re.sub(r"^\.", "%2E", safe_name(area))  # never hidden
         number = 1
@@ -69,7 +70,7 @@ _FINISHED = "c.status IN ('done', 'failed', 'poison')"  # BADC does not list oth
 _DETECTIONS = """
     SELECT recording_id, chunk_id, start_ms AS timestamp_ms, end_ms, label, label AS label_code, label_name,
            score AS confidence
-    FROM detection ORDER BY recording_id, chunk_id, start_ms, end_ms, label"""
+    FROM detection WHERE {condition} ORDER BY recording_id, chunk_id, start_ms, end_ms, label"""
 
 
 def count_finished(db: sqlite3.Connection) -> int:
@@ -77,12 +78,13 @@ def count_finished(db: sqlite3.Connection) -> int:
     return int(read_value(db, f"SELECT count(*) FROM chunk c WHERE {_FINISHED}"))
 
 
-def write_chunks(db: sqlite3.Connection, folder: Path, progress: Callable[[int], None]) -> int:
+def write_chunks(db: sqlite3.Connection, folder: Path, wanted: DetectionFilter, progress: Callable[[int], None]) -> int:
     """Write ``<recording_id>/<chunk_id>.json`` for every chunk that is done or failed; return the number of files.
 
     Chunks and detections are read once each, both in key order.
     """
-    groups = groupby(_named_rows(db, _DETECTIONS), key=_key)
+    detected = _named_rows(db, _DETECTIONS.format(condition=wanted.condition), wanted.values)
+    groups = groupby(detected, key=_key)
     key, group = next(groups, (None, iter(())))
     chunks = f"""
         SELECT c.recording_id, c.chunk_id, c.source_path, c.start_ms, c.end_ms, c.status, c.error_class, c.error,
@@ -106,10 +108,10 @@ def _key(row: sqlite3.Row) -> ChunkKey:
     return row["recording_id"], row["chunk_id"]
 
 
-def _named_rows(db: sqlite3.Connection, sql: str) -> sqlite3.Cursor:
+def _named_rows(db: sqlite3.Connection, sql: str, values: Sequence[str] = ()) -> sqlite3.Cursor:
     cursor = db.cursor()
     cursor.row_factory = sqlite3.Row
-    return cursor.execute(sql)
+    return cursor.execute(sql, values)
 
 
 def _document(chunk: sqlite3.Row, detections: list[dict[str, object]]) -> dict[str, object]:
@@ -166,7 +168,8 @@ def write_telemetry(db: sqlite3.Connection, folder: Path, target: Path, progress
     starts = _EVENTS.format(at="a.started_at_ms", end=0, where="true")
     ends = _EVENTS.format(at="a.ended_at_ms", end=1, where=ended)
     events = _named_rows(db, f"{starts} UNION ALL {ends} ORDER BY at_ms, is_end, task_id, attempt_id")
-    table, lines = "sample", 0
+    table = "sample"
+    lines = 0
     if not db.execute("PRAGMA index_list(sample)").fetchone():  # a task database: its samples have no index
         db.executescript(_SAMPLES_BY_TIME)
         table = "sample_by_time"

@@ -13,6 +13,7 @@ import math
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
 from itertools import chain, groupby, repeat
 from operator import itemgetter
@@ -44,7 +45,6 @@ def open_for_export(path: Path) -> Iterator[sqlite3.Connection]:
     run = shell_line(path.parent.parent if path.parent.name == "tasks" else path.parent)
     again = f"badcjobs merge {run} && badcjobs export {run} …"
     with reading(path, lambda why: "pip install --upgrade badcjobs" if why.startswith("schema ") else again) as db:
-        # Opening a job database has already rolled back a journal of its own.
         for beside in (path.with_name(path.name + ending) for ending in ("-wal", "-journal")):
             if beside.exists() and beside.stat().st_size:
                 raise sqlite3.DatabaseError(
@@ -110,13 +110,43 @@ COLUMNS = {
 _RENAMED = "temp.renamed_recording"
 
 
-class JobDetections:
-    """The detections of a job database, at their times in the recording; without species: of all species."""
+@dataclass(frozen=True, slots=True)
+class DetectionFilter:
+    """Which detections are wanted; without species: those of all species."""
 
-    def __init__(
-        self, db: sqlite3.Connection, species: Sequence[str], min_score: float | None, time_zone: tzinfo | None
-    ) -> None:
-        self._db, self._species, self._min_score = db, species, min_score
+    species: Sequence[str] = ()
+    min_score: float | None = None
+
+    @property
+    def condition(self) -> str:
+        """The SQL condition on the columns of detections; its parameters are ``values``."""
+        where = "true"
+        if self.species:
+            marks = ", ".join("?" * len(self.species))
+            where = f"(label COLLATE NOCASE IN ({marks}) OR label_name COLLATE NOCASE IN ({marks}))"
+        if self.min_score is not None:  # drops rows without a score, too
+            where += f" AND score >= {self.min_score!r}"
+        return where
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The parameters of ``condition``."""
+        return (*self.species, *self.species)
+
+    def never_heard(self, db: sqlite3.Connection) -> list[str]:
+        """Return which of its species have no single detection in the job, at any score."""
+        there = set()
+        for names in db.execute("SELECT DISTINCT label, label_name FROM detection"):
+            there |= {name.upper() for name in names if name is not None}
+        return [name for name in self.species if name.upper() not in there]
+
+
+class JobDetections:
+    """The detections of a job database, at their times in the recording."""
+
+    def __init__(self, db: sqlite3.Connection, wanted: DetectionFilter, time_zone: tzinfo | None) -> None:
+        self._db = db
+        self._wanted = wanted
         self._time_zone = time_zone  # of the recorders' clocks
         self._recordings = "recording"
 
@@ -143,29 +173,17 @@ class JobDetections:
         found = self._db.execute(f"SELECT DISTINCT study_area FROM {self._recordings} ORDER BY study_area")
         return [area for (area,) in found]
 
-    def never_heard(self) -> list[str]:
-        """Return which of its species have no single detection in the job, at any score."""
-        there = set()
-        for names in self._db.execute("SELECT DISTINCT label, label_name FROM detection"):
-            there |= {name.upper() for name in names if name is not None}
-        return [name for name in self._species if name.upper() not in there]
-
     def batches(self, form: str) -> Iterator[tuple[str | None, Sequence[Row]]]:
         """Yield the rows in order, in batches; each batch belongs to one study area, which comes with it."""
-        marks, where = ", ".join("?" * len(self._species)), "true"
-        if self._species:
-            where = f"(v.label COLLATE NOCASE IN ({marks}) OR v.label_name COLLATE NOCASE IN ({marks}))"
-        if self._min_score is not None:  # drops rows without a score, too
-            where += f" AND v.score >= {self._min_score!r}"
         place, join = (
             ("n", f"LEFT JOIN {_RENAMED} n USING (recording_id)") if self._recordings == _RENAMED else ("v", "")
         )
         cursor = self._db.execute(
             f"""SELECT {place}.study_area, {place}.location, {place}.recorded_at, v.start_ms / 1000.0,
                        v.end_ms / 1000.0, v.label, v.label_name, v.score, v.recording_id, v.chunk_id
-                FROM {VIEW} v {join} WHERE {where}
+                FROM {VIEW} v {join} WHERE {self._wanted.condition}
                 ORDER BY 1, 2, 3, v.recording_id, v.start_ms, v.end_ms, v.label, v.score, v.chunk_id""",
-            (*self._species, *self._species),
+            self._wanted.values,
         )
         for batch in in_batches(cursor, form):
             for area, rows in groupby(batch, key=itemgetter(0)):
@@ -175,7 +193,8 @@ class JobDetections:
         """Return when a detection starts, by the clock of the recorder and in UTC; None: not known."""
         if recorded_at is None or len(recorded_at) == len("2026-05-01"):
             return None, None
-        begin, since = datetime.fromisoformat(recorded_at), timedelta(seconds=start_s)
+        begin = datetime.fromisoformat(recorded_at)
+        since = timedelta(seconds=start_s)
         local = (begin + since).isoformat(timespec="milliseconds")
         if self._time_zone is None:
             return local, None
@@ -186,7 +205,8 @@ class JobDetections:
 # --- rows as CSV, JSON, JSON lines or Parquet -------------------------------------------------------------------------
 
 Write = Callable[[Iterable[Sequence[object]]], None]
-_ROW_GROUP, _TEXT_BATCH = 65_536, 5_000
+_ROW_GROUP = 65_536
+_TEXT_BATCH = 5_000
 _FORMULA = frozenset("=+-@\t\r\n")  # the first characters of what a spreadsheet may run
 _ARROW = {"INTEGER": "int64", "REAL": "float64", "TEXT": "string"}
 

@@ -78,13 +78,17 @@ def _write_totals(db: sqlite3.Connection, task_id: int, device_id: int) -> tuple
     Without a better metric, busy is the plain utilization. The samples are read block by block.
     """
     counts: dict[str, Counter[Any]] = {metric: Counter() for metric in GAUGES}
-    counter: list[tuple[int, float]] = []  # readings of the energy counter
+    counter = []  # readings of the energy counter
     points: dict[str, list[tuple[int, float | None]]] = {name: [] for name in _OVER_TIME}
-    samples, first_ms, last_ms = 0, None, None
+    samples = 0
+    first_ms = None
+    last_ms = None
     cursor = db.execute(_SAMPLES, (task_id, device_id))
     while rows := cursor.fetchmany(_BLOCK_ROWS):
         times, joules, *gauges = zip(*rows, strict=True)
-        samples, first_ms, last_ms = samples + len(rows), first_ms or times[0], times[-1]
+        samples += len(rows)
+        first_ms = first_ms or times[0]
+        last_ms = times[-1]
         counter += [(at_ms, value) for at_ms, value in zip(times, joules, strict=True) if value is not None]
         for metric, values in zip(GAUGES, gauges, strict=True):
             counts[metric].update(values)
@@ -94,9 +98,10 @@ def _write_totals(db: sqlite3.Connection, task_id: int, device_id: int) -> tuple
         del counts[metric][None]  # readings without a value
     energy = Cumulated(accounting.power_steps(points["power_w"], LONGEST_STEP_MS))
     busy_metric = "busy_percent" if counts["busy_percent"] else "utilization_percent"
-    counted: tuple[float | None, float | None] = (None, None)
+    counted = (None, None)
     if counter:
-        (from_ms, from_j), (to_ms, to_j) = counter[0], counter[-1]
+        from_ms, from_j = counter[0]
+        to_ms, to_j = counter[-1]
         fallen_j = sum(max(0.0, before[1] - after[1]) for before, after in pairwise(counter))  # it began again from 0
         counted = (to_j - from_j + fallen_j, (to_ms - from_ms) / 1000)
     total = (device_id, task_id, samples, first_ms, last_ms, *counted, energy.total)
@@ -111,7 +116,8 @@ def _write_totals(db: sqlite3.Connection, task_id: int, device_id: int) -> tuple
 def _write_stretches(db: sqlite3.Connection, task_id: int, device_id: int, spans: Sequence[accounting.Span]) -> None:
     if not spans:
         return
-    from_ms, to_ms = spans[0].from_ms, spans[-1].to_ms
+    from_ms = spans[0].from_ms
+    to_ms = spans[-1].to_ms
     seconds_each = -(-(to_ms - from_ms) // (MOST_STRETCHES * 1000))  # rounded up to full seconds
     width_ms = max(_SHORTEST_STRETCH_MS, seconds_each * 1000)
     seconds = accounting.state_seconds(spans, from_ms, width_ms)
@@ -124,7 +130,8 @@ def _write_stretches(db: sqlite3.Connection, task_id: int, device_id: int, spans
             {"from_ms": from_ms, "to_ms": to_ms, "width": width_ms, "task": task_id, "device": device_id},
         )
     }
-    nothing, sql = (0, *[None] * (3 * len(CHARTED))), insert_sql("device_stretch")
+    nothing = (0, *[None] * (3 * len(CHARTED)))
+    sql = insert_sql("device_stretch")
     for number, states in sorted(seconds.items()):
         begin_ms = from_ms + number * width_ms
         about = (begin_ms, min(to_ms, begin_ms + width_ms), states.most_common(1)[0][0])
@@ -158,9 +165,11 @@ _TASK_TOTAL = f"""
 
 def distribution(counts: Mapping[float, int]) -> tuple[int, float, float, float, float, float]:
     """Return samples, minimum, mean, p50, p95 and maximum of values, given how often each occurs."""
-    values, total = sorted(counts), sum(counts.values())
+    values = sorted(counts)
+    total = sum(counts.values())
     mean = sum(value * counts[value] for value in values) / total
     reached = list(accumulate(counts[value] for value in values))
     # By nearest rank: the smallest value with at least this share of the samples up to it.
-    p50, p95 = (values[bisect_left(reached, total * percent / 100)] for percent in (50, 95))
+    p50 = values[bisect_left(reached, total * 50 / 100)]
+    p95 = values[bisect_left(reached, total * 95 / 100)]
     return total, values[0], mean, p50, p95, values[-1]

@@ -7,87 +7,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from badcjobs import __version__
 from badcjobs.store.connect import as_sqlite_utils, file_uri, open_uri
 from badcjobs.store.schema import LAST_SIGN, TABLE_BY_NAME, TABLES, Column, TableDef, ddl_script, define_table
-
-_COLUMNS = "task_id, recording_id, chunk_id, start_ms, end_ms, label, label_name, score"
-
-# Two chunks that follow each other and overlap have a joint; there is none if one chunk is inside the other.
-_MEET_BEFORE = """lag(start_ms) OVER around < start_ms AND lag(end_ms) OVER around < end_ms
-                    AND lag(end_ms) OVER around > start_ms"""
-_MEET_AFTER = """lead(start_ms) OVER around > start_ms AND lead(end_ms) OVER around > end_ms
-                    AND lead(start_ms) OVER around < end_ms"""
-
-JOINED = f"""WITH RECURSIVE
-    -- Every chunk that is done, and the joints with the chunks before and after it (NULL: no overlap).
-    placed AS MATERIALIZED (
-        SELECT task_id, recording_id, chunk_id, start_ms,
-            CASE WHEN {_MEET_BEFORE}
-                THEN (lag(end_ms) OVER around + start_ms) / 2 END AS joint_before_ms,
-            CASE WHEN {_MEET_AFTER}
-                THEN (end_ms + lead(start_ms) OVER around) / 2 END AS joint_after_ms
-        FROM (SELECT task_id, recording_id, chunk_id, start_ms,
-                  coalesce(end_ms, start_ms + CAST(audio_s * 1000 AS INTEGER)) AS end_ms
-              FROM chunk WHERE status = 'done')
-        WINDOW around AS (PARTITION BY recording_id ORDER BY start_ms, end_ms, chunk_id)
-    ),
-    -- The detections on the recording's clock; a detection beyond a joint belongs to the neighbour.
-    detected AS NOT MATERIALIZED (
-        SELECT d.rowid AS detected_id, p.task_id, d.recording_id, d.chunk_id, p.start_ms + d.start_ms AS start_ms,
-            p.start_ms + d.end_ms AS end_ms, d.label, d.label_name, d.score,
-            CASE WHEN p.start_ms + d.start_ms < p.joint_before_ms THEN p.joint_before_ms END AS across_before_ms,
-            CASE WHEN p.start_ms + d.end_ms > p.joint_after_ms THEN p.joint_after_ms END AS across_after_ms
-        FROM placed p JOIN detection d ON d.recording_id = p.recording_id AND d.chunk_id = p.chunk_id
-        WHERE (p.joint_before_ms IS NULL OR p.start_ms + d.end_ms > p.joint_before_ms)
-          AND (p.joint_after_ms IS NULL OR p.start_ms + d.start_ms < p.joint_after_ms
-               OR p.start_ms + d.end_ms <= p.joint_after_ms)
-    ),
-    -- The few detections that reach across a joint.
-    across AS MATERIALIZED (
-        SELECT * FROM detected WHERE across_before_ms IS NOT NULL OR across_after_ms IS NOT NULL
-    ),
-    -- The detections of the later chunk choose their twins in the earlier chunk, one after the other.
-    late AS MATERIALIZED (
-        SELECT *, row_number() OVER (
-            PARTITION BY recording_id, across_before_ms, label ORDER BY start_ms, end_ms, detected_id) AS turn
-        FROM across WHERE across_before_ms IS NOT NULL
-    ),
-    choice (recording_id, joint_ms, label, turn, late_id, end_ms, label_name, score, early_id, taken) AS (
-        SELECT recording_id, across_before_ms, label, 0, NULL, NULL, NULL, NULL, NULL, ',' FROM late WHERE turn = 1
-        UNION ALL
-        SELECT c.recording_id, c.joint_ms, c.label, l.turn, l.detected_id, l.end_ms, l.label_name, l.score,
-            (SELECT detected_id FROM (
-                SELECT e.detected_id, e.start_ms, e.end_ms,
-                    abs(e.start_ms - l.start_ms) + abs(e.end_ms - l.end_ms) AS apart_ms
-                FROM across e
-                WHERE e.recording_id = l.recording_id AND e.across_after_ms = l.across_before_ms
-                  AND e.label = l.label
-                  AND instr(c.taken || coalesce(c.early_id || ',', ''), ',' || e.detected_id || ',') = 0)
-             ORDER BY apart_ms, start_ms, end_ms, detected_id LIMIT 1),
-            c.taken || coalesce(c.early_id || ',', '')
-        FROM choice c JOIN late l ON l.recording_id = c.recording_id AND l.across_before_ms = c.joint_ms
-            AND l.label = c.label AND l.turn = c.turn + 1
-    ),
-    twins AS MATERIALIZED (
-        SELECT CAST(early_id AS INTEGER) AS early_id, CAST(late_id AS INTEGER) AS late_id, end_ms, label_name, score
-        FROM choice WHERE early_id IS NOT NULL
-    ),
-    -- A sound may continue through several chunks: follow it from twin to twin.
-    grown (last_id, {_COLUMNS}) AS (
-        SELECT detected_id, {_COLUMNS} FROM across WHERE detected_id NOT IN (SELECT late_id FROM twins)
-        UNION ALL
-        SELECT t.late_id, g.task_id, g.recording_id, g.chunk_id, g.start_ms, t.end_ms, g.label,
-            CASE WHEN coalesce(t.score > g.score, t.score IS NOT NULL) THEN t.label_name ELSE g.label_name END,
-            CASE WHEN coalesce(t.score > g.score, t.score IS NOT NULL) THEN t.score ELSE g.score END
-        FROM grown g JOIN twins t ON t.early_id = g.last_id
-    ),
-    joined AS NOT MATERIALIZED (
-        SELECT {_COLUMNS} FROM detected WHERE across_before_ms IS NULL AND across_after_ms IS NULL
-        UNION ALL
-        SELECT {_COLUMNS} FROM grown WHERE last_id NOT IN (SELECT early_id FROM twins)
-    )
-"""
+from badcjobs.version import __version__
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,18 +20,17 @@ class ViewDef:
     help: str
     columns: tuple[Column, ...]
     source: str
-    before: str = ""  # the common table expressions (WITH …)
 
     def select(self) -> str:
         """Return its SELECT statement."""
         lines = [f"    {column.sql} AS {column.name}" for column in self.columns]
         tail = f"\n{self.source}" if self.source else ""
-        return f"{self.before}SELECT\n" + ",\n".join(lines) + tail
+        return "SELECT\n" + ",\n".join(lines) + tail
 
 
-def define_view(name: str, meaning: str, *columns: Column, source: str = "", before: str = "") -> ViewDef:
+def define_view(name: str, meaning: str, *columns: Column, source: str = "") -> ViewDef:
     """Return a view with these columns."""
-    return ViewDef(name, meaning, columns, source, before)
+    return ViewDef(name, meaning, columns, source)
 
 
 def _from(table: str, alias: str, *names: str) -> tuple[Column, ...]:
@@ -170,8 +91,9 @@ VIEWS = (
         Column("pending", _chunks("= 'pending'"), "the same for not started or not finished"),
         Column(
             "audio_s",
-            "(SELECT sum(c.audio_s) FROM chunk c WHERE c.task_id = t.task_id AND c.status = 'done')",
-            "length of the chunks that are done",
+            """(SELECT sum(c.audio_s) FROM chunk c WHERE c.task_id = t.task_id AND c.status = 'done')
+        - (SELECT total(o.overlap_s) FROM overlap o WHERE o.task_id = t.task_id)""",
+            "length of the chunks that are done, without overlaps",
         ),
         *_from("task", "t", "slurm_state", "slurm_exit_code"),
         source="FROM task t",
@@ -182,22 +104,9 @@ VIEWS = (
         "How many chunks are in each state, and why.",
         *_from("chunk", "c", "status", "error_class"),
         Column("chunks", "count(*)", "how many"),
-        Column("audio_s", "sum(c.audio_s)", "their length together"),
-        Column("detections", "sum(c.detections)", "number of detections in them"),
+        Column("audio_s", "sum(c.audio_s)", "their length together, with overlaps"),
+        Column("detections", "sum(c.detections)", "number of detections in them, with overlaps"),
         source="FROM chunk c GROUP BY c.status, c.error_class",
-    ),
-    define_view(
-        "recording_detection",
-        "The detections of each recording on its own clock; a detection in two overlapping chunks is there once.",
-        *_from("recording", "r", "study_area", "location", "recorded_at"),
-        Column("recording_id", "j.recording_id", "the recording, as in the source"),
-        Column("chunk_id", "j.chunk_id", "the chunk with the detection, or with its start"),
-        Column("task_id", "j.task_id", "the task that analysed that chunk: task.task_id"),
-        Column("start_ms", "j.start_ms", "from the recording's start"),
-        Column("end_ms", "j.end_ms", "from the recording's start"),
-        *_from("detection", "j", "label", "label_name", "score"),
-        source="FROM joined j LEFT JOIN recording r ON r.recording_id = j.recording_id",
-        before=JOINED,
     ),
     define_view(
         "job_summary",
@@ -208,13 +117,17 @@ VIEWS = (
         Column("failed", _of_job("count(*)", "IN ('failed', 'poison')"), "chunks failed or poison"),
         Column("pending", _of_job("count(*)", "= 'pending'"), "chunks not started or not finished"),
         Column("skipped", _of_job("count(*)", "= 'skipped'"), "chunks that were skipped"),
-        Column("audio_hours", _of_job("sum(audio_s)", "= 'done'") + " / 3600.0", "length of the chunks done"),
+        Column(
+            "audio_hours",
+            "(SELECT sum(audio_s) - (SELECT total(overlap_s) FROM overlap) FROM chunk WHERE status = 'done') / 3600.0",
+            "length of the chunks done, without overlaps",
+        ),
         Column(
             "gpu_hours",
             "(SELECT sum(wall_s * devices) FROM task_summary) / 3600.0",
             "for each task, its wall time × the devices granted",
         ),
-        Column("detections", "(SELECT count(*) FROM detection)", "number of detections"),
+        Column("detections", "(SELECT count(*) FROM recording_detection)", "number of detections, without overlaps"),
     ),
 )
 
@@ -238,6 +151,20 @@ SORT_CACHE_KIB = 8_000  # measured: more memory sorts no faster
 
 _RIVAL = "(recording_id, chunk_id, task_id) REFERENCES rival_chunk (recording_id, chunk_id, task_id)"
 
+_RECORDING_DETECTION = define_table(
+    "recording_detection",
+    "The detections of each recording on its own clock; a detection in two overlapping chunks is there once.",
+    Column("study_area", "TEXT", "recording.study_area"),
+    Column("location", "TEXT", "recording.location"),
+    Column("recorded_at", "TEXT", "recording.recorded_at"),
+    Column("recording_id", "TEXT NOT NULL", "the recording, as in the source"),
+    Column("chunk_id", "TEXT NOT NULL", "the chunk with the detection, or with its start"),
+    Column("task_id", "INTEGER NOT NULL REFERENCES task (task_id)", "the task that analysed that chunk: task.task_id"),
+    Column("start_ms", "INTEGER NOT NULL", "from the recording's start"),
+    Column("end_ms", "INTEGER NOT NULL", "from the recording's start"),
+    *(column for column in TABLE_BY_NAME["detection"].columns if column.name in ("label", "label_name", "score")),
+    parent="(recording_id, chunk_id) REFERENCES chunk (recording_id, chunk_id)",
+)
 ADDED_TABLES = (
     define_table(
         "source_file",
@@ -279,6 +206,21 @@ ADDED_TABLES = (
         help="The detections of those attempts: the history of `detection`.",
         parent=_RIVAL,
     ),
+    _RECORDING_DETECTION,
+    replace(
+        _RECORDING_DETECTION,
+        name="recording_rarity",
+        help="The rows of `rarity` on the clock of their recordings, like recording_detection.",
+    ),
+    define_table(
+        "overlap",
+        "A chunk that is done and begins before the end of the chunk before it, which is done, too.",
+        Column("task_id", "INTEGER NOT NULL REFERENCES task (task_id)", "the task that analysed it: task.task_id"),
+        *TABLE_BY_NAME["chunk"].columns[1:3],
+        Column("overlap_s", "REAL NOT NULL", "seconds of audio that both have"),
+        key="recording_id, chunk_id",
+        parent="(recording_id, chunk_id) REFERENCES chunk (recording_id, chunk_id)",
+    ),
 )
 _RECORDING = replace(
     TABLE_BY_NAME["recording"],
@@ -303,12 +245,23 @@ JOB_VIEWS = (*VIEWS, replace(_HELP, source=f"FROM (VALUES\n{_VALUES})"))  # not 
 INDEXES = {
     "chunk_by_task": ("chunk", ("task_id", "status", "audio_s")),
     "detection_by_chunk": ("detection", ("recording_id", "chunk_id")),
+    "rarity_by_chunk": ("rarity", ("recording_id", "chunk_id")),
     "attempt_by_chunk": ("attempt", ("recording_id", "chunk_id")),
     "rival_chunk_by_task": ("rival_chunk", ("task_id",)),
     "sample_by_time": ("sample", ("task_id", "device_id", "at_ms")),
     **{
         f"{table}_by_task": (table, ("task_id",))
-        for table in ("device", "gap", "worker", "alert", "detection", "rival_detection", "device_total", "mark")
+        for table in (
+            "device",
+            "gap",
+            "worker",
+            "alert",
+            "detection",
+            "rarity",
+            "rival_detection",
+            "device_total",
+            "mark",
+        )
     },
 }
 

@@ -76,7 +76,8 @@ def work_left_behind(path: Path, published: Path, *, shared: bool) -> LiveHalf:
 
     Rows are added and never removed: the file with more rows is the newer one.
     """
-    left, sealed = left_behind(path, shared=shared), LiveHalf(published, "sealed")
+    left = left_behind(path, shared=shared)
+    sealed = LiveHalf(published, "sealed")
     with tempfile.TemporaryDirectory(prefix=f".{published.name}.", suffix=".tmp", dir=published.parent) as workplace:
         return sealed if count_rows(sealed, Path(workplace)) > count_rows(left, Path(workplace)) else left
 

@@ -5,7 +5,6 @@ It is on node-local disk if there is one; otherwise next to the published file, 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -13,12 +12,13 @@ import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from badcjobs.errors import BadInput
+from badcjobs.locks import lock_within, read_boot_id, try_lock_alone
 from badcjobs.model import TaskKey
 from badcjobs.paths import LIVE_PREFIX, LocalFolder, RunFolder
 from badcjobs.processes import end_leftovers
@@ -62,7 +62,8 @@ class LiveFolder(NamedTuple):
 
 def choose_live_folder(wanted: str, local_dir: str | None, key: TaskKey, target: Path) -> LiveFolder:
     """Create the folder; ``wanted`` is auto, local or shared, ``target`` is the file to publish later."""
-    candidate, name = Path(local_dir or tempfile.gettempdir()), f"badcjobs-{key.name}-"
+    candidate = Path(local_dir or tempfile.gettempdir())
+    name = f"badcjobs-{key.name}-"
     filesystem = read_filesystem(candidate)
     if wanted == "local":
         return LiveFolder(LocalFolder.create(candidate, name), filesystem, False, "run.live_mode = local")
@@ -95,9 +96,7 @@ def check_room(folder: Path) -> None:
 
 log = logging.getLogger(__name__)
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_OWNER, _PUBLISHER = 0, 1  # bytes of the owner file, locked by the task that writes and by a process that publishes
-_POLL_S = 0.1
+_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _PATIENCE_S = 60.0  # a publication to a slow filesystem may take that long
 
 Sleep = Callable[[float], None]
@@ -127,23 +126,45 @@ class Owner:
 def hold(folder: LocalFolder, owner: Owner) -> int | None:
     """Lock a folder until this process ends; None: it cannot be locked, so no other task can publish its files."""
     try:
-        fd = os.open(folder.owner_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _OWNER)
-        os.pwrite(fd, json.dumps(asdict(owner)).encode(), 0)
+        file = os.open(folder.owner_file, _FLAGS | os.O_CREAT, 0o600)
+        try_lock_alone(file)
+        os.pwrite(file, json.dumps(asdict(owner)).encode(), 0)
     except OSError as error:
         log.debug("the live folder cannot be locked: %s", error)
         return None
-    return fd
+    return file
 
 
 def take_over(folder: LocalFolder, patience_s: float, clock: Clock) -> bool:
     """Lock the folder of a killed wrapper until this process ends; False: another process publishes it, or did so."""
-    try:
-        fd = os.open(folder.owner_file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        return folder.wrapper_file.exists()  # its disk had no room for the owner file: no other can take it over
-    is_ours = all(_lock(fd, byte, patience_s, clock.sleep) for byte in (_PUBLISHER, _OWNER))
-    return is_ours and folder.owner_file.exists()
+    if not folder.owner_file.exists():  # its disk had no room for it: no other process can take the folder over
+        return folder.wrapper_file.exists()
+    with suppress(OSError), ExitStack() as opened:
+        if _lock_to_publish(folder, opened, patience_s, patience_s, clock.sleep) is not None:
+            opened.pop_all()  # they stay open until this process ends
+            return True
+    return False
+
+
+def _lock_to_publish(
+    folder: LocalFolder, opened: ExitStack, publisher_s: float, owner_s: float, sleep: Sleep
+) -> int | None:
+    """Lock a folder whose owner has ended, until ``opened`` is closed; return its open owner file.
+
+    ``publisher_s`` and ``owner_s``: how long to wait for a process that publishes the folder, and for its owner. None:
+    one of them still runs, or the folder is published.
+    """
+    owner = os.open(folder.owner_file, _FLAGS)
+    opened.callback(os.close, owner)
+    if os.fstat(owner).st_uid != os.geteuid():  # in /tmp another user can create a folder that names our run
+        return None
+    publisher = os.open(folder.publisher_file, _FLAGS | os.O_CREAT, 0o600)
+    opened.callback(os.close, publisher)
+    if not lock_within(publisher, publisher_s, sleep, try_lock_alone):
+        return None
+    if not lock_within(owner, owner_s, sleep, try_lock_alone):
+        return None
+    return owner if folder.owner_file.exists() else None
 
 
 def publish_left_behind(
@@ -178,43 +199,18 @@ def publish_left_behind(
 def locked(
     folder: LocalFolder, publisher_s: float = 0.0, owner_s: float = 0.0, sleep: Sleep = time.sleep
 ) -> Iterator[Owner | None]:
-    """Lock a folder and yield its owner; None: the owner still runs, or is not known, or the folder is published.
-
-    ``publisher_s`` and ``owner_s``: how long to wait for a process that publishes the folder, and for its owner.
-    """
-    try:
-        fd = os.open(folder.owner_file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        yield None
-        return
-    owner = None
-    try:
-        # In /tmp another user can create a folder that names our run. If the owner file is gone by now, another
-        # process has published the folder.
-        is_ours = os.fstat(fd).st_uid == os.geteuid()
-        is_free = is_ours and _lock(fd, _PUBLISHER, publisher_s, sleep) and _lock(fd, _OWNER, owner_s, sleep)
-        if is_free and folder.owner_file.exists():
-            try:
-                owner = parse_fields(Owner, parse_json(os.pread(fd, 65536, 0)))
-            except (OSError, ValueError) as error:  # incomplete, or not ours
-                set_aside(folder.owner_file, str(error))
-        yield owner
-    finally:
-        os.close(fd)
-
-
-def _lock(fd: int, byte: int, patience_s: float, sleep: Sleep) -> bool:
-    """Lock a byte of an owner file; False: another process keeps it locked, or the filesystem has no locks."""
-    for left in reversed(range(round(patience_s / _POLL_S) + 1)):
+    """Lock a folder and yield its owner; None: it still runs, or is not known, or the folder is published."""
+    with ExitStack() as opened:
+        owner = None
         try:
-            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
-            return True
-        except (BlockingIOError, PermissionError):
-            if left:
-                sleep(_POLL_S)
-        except OSError:
-            break
-    return False
+            file = _lock_to_publish(folder, opened, publisher_s, owner_s, sleep)
+            if file is not None:
+                owner = parse_fields(Owner, parse_json(os.pread(file, 65536, 0)))
+        except ValueError as error:  # incomplete, or not ours
+            set_aside(folder.owner_file, str(error))
+        except OSError as error:
+            log.debug("the live folder cannot be locked: %s", error)
+        yield owner
 
 
 def _publish_for(folder: LocalFolder, owner: Owner) -> None:
@@ -250,10 +246,3 @@ def _has_attempts(uri: str) -> bool:
     with closing(open_uri(uri)) as db:
         has_tables = read_value(db, "PRAGMA user_version") != 0
         return has_tables and bool(read_value(db, "SELECT count(*) FROM attempt"))
-
-
-def read_boot_id() -> str:
-    """Return the number of this boot of the machine; empty: not known."""
-    with suppress(OSError):
-        return _BOOT_ID.read_text().strip()
-    return ""

@@ -12,35 +12,29 @@ import os
 import shutil
 import sqlite3
 import tempfile
-import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-import psutil
-
-from badcjobs.errors import BadcjobsError, DatabaseProblem
+from badcjobs.errors import DatabaseProblem
+from badcjobs.locks import Holder, Lease, this_process
 from badcjobs.model import stable_id
 from badcjobs.seams import Clock
-from badcjobs.small_files import read_small
 from badcjobs.store.atomic_write import remove_unfinished, replacing, sync_file, unfinished_name
 from badcjobs.store.connect import (
     SQLITE_MAGIC,
-    file_uri,
     is_job_database,
-    open_job_database,
-    open_uri,
-    read_filesystem,
+    open_sealed,
     read_value,
     schema_problem,
     transaction,
 )
-from badcjobs.store.job_schema import SORT_CACHE_KIB, open_draft
+from badcjobs.store.job_schema import open_draft
 from badcjobs.store.merge_writer import FileChanged, JobWriter, count_rows
 from badcjobs.store.plausible import UNREADABLE, find_damage
 from badcjobs.store.runs import refuse_different_runs, refuse_no_runs
@@ -64,99 +58,41 @@ from badcjobs.store.source_files import (
 log = logging.getLogger(__name__)
 
 # --- one merge at a time ----------------------------------------------------------------------------------------------
-# The lock is a file that only one merge can create, on any node; shared filesystems may have no kernel locks. Its owner
-# touches it every few seconds. A lock that is no longer touched, or whose process on this machine is gone, belongs to
-# a merge that was killed.
-
-_TOUCH_EVERY_S = 5.0
-_STALE_AFTER_S = 60.0
-_POLL_S = 0.2
 
 
-@contextmanager
-def merge_lock(target: Path, clock: Clock, tell: Callable[[str], None]) -> Iterator[Callable[[], None]]:
-    """Hold the lock of a job database; wait for another merge to end.
+class MergeLease(Lease):
+    """The lease of the merge that writes a job database; the next one waits for its end."""
 
-    Gives a function to call before anything is replaced: a merge that was suspended for a minute counts as dead, and
-    another one may have taken the lock.
-    """
-    lock = target.with_name(f".{target.name}.lock")
-    me = f"{os.uname().nodename} {os.getpid()}"
-    _acquire(lock, me, clock, tell)
-    over = threading.Event()
+    def __init__(self, target: Path, clock: Clock, tell: Callable[[str], None]) -> None:
+        super().__init__(target.parent, f"merge-{target.name}", this_process(clock), clock)
+        self._target = target
+        self._tell = tell
 
-    def touch() -> None:
-        while not over.wait(_TOUCH_EVERY_S):
-            with suppress(OSError):  # a full or unmounted disk: the merge itself reports it
-                os.utime(lock)
+    def on_rival(self, holder: Holder | None, name: str) -> None:
+        """Say which merge this one waits for."""
+        node, pid = ("an unknown node", "unknown") if holder is None else (holder.name, holder.pid)
+        self._tell(f"another merge is running on {node}, process {pid}; waiting for it")
 
-    def check() -> None:
-        if _read(lock)[0] != me:
+    def raise_if_lost(self) -> None:
+        """Look, before anything is replaced: a merge that was suspended for a while counts as dead."""
+        self.beat()
+        if self.lost:
             raise DatabaseProblem(
-                f"another merge has taken over {target.name} while this one was suspended",
+                f"another merge has taken over {self._target.name} while this one was suspended",
                 why="this merge has replaced nothing",
                 fix="run the same command again",
             )
 
-    toucher = threading.Thread(target=touch, name="merge lock", daemon=True)
-    toucher.start()
+
+@contextmanager
+def merge_lock(target: Path, clock: Clock, tell: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+    """Hold the lease of a job database; give a function to call before anything is replaced."""
+    lease = MergeLease(target, clock, tell)
+    lease.wait()
     try:
-        yield check
+        yield lease.raise_if_lost
     finally:
-        over.set()
-        toucher.join()
-        if _read(lock)[0] == me:
-            lock.unlink(missing_ok=True)
-
-
-def _acquire(lock: Path, me: str, clock: Clock, tell: Callable[[str], None]) -> None:
-    seen, seen_at_s, reported = None, clock.monotonic_s(), False
-    while True:
-        try:
-            with lock.open("x", encoding="utf-8") as file:
-                file.write(me)
-            return
-        except FileExistsError:
-            now = _read(lock)
-        except OSError:
-            lock.unlink(missing_ok=True)  # a full disk: do not leave an empty lock
-            raise
-        if now != seen:
-            seen, seen_at_s = now, clock.monotonic_s()
-        if now == (None, None):
-            continue  # it has just been removed
-        node, _, pid = (now[0] or "").partition(" ")  # empty: not readable, or not written yet
-        is_dead = node == os.uname().nodename and pid.isdigit() and not psutil.pid_exists(int(pid))
-        if is_dead or clock.monotonic_s() - seen_at_s > _STALE_AFTER_S:
-            _remove(lock, now[0])
-            continue
-        if not reported:
-            tell(f"another merge is running on {node or 'an unknown node'}, process {pid or 'unknown'}; waiting for it")
-            reported = True
-        clock.sleep(_POLL_S)
-
-
-def _read(lock: Path) -> tuple[str | None, int | None]:
-    """Return the content of a lock, and when it was touched; None: not readable, or gone."""
-    text = touched_ns = None
-    with suppress(OSError):
-        touched_ns = lock.stat().st_mtime_ns
-        text = read_small(lock).decode(errors="replace")
-    return text, touched_ns
-
-
-def _remove(lock: Path, holder: str | None) -> None:
-    """Remove the lock of a dead merge; if several merges try this, none removes the lock of the next owner."""
-    aside = lock.with_name(f"{lock.name}.{os.uname().nodename}.{os.getpid()}.tmp")
-    with suppress(OSError):
-        os.rename(lock, aside)  # noqa: PTH104
-        if _read(aside)[0] != holder:
-            with suppress(OSError):
-                os.link(aside, lock)
-        if aside.is_dir():
-            aside.rmdir()
-        else:
-            aside.unlink()
+        lease.release()
 
 
 # --- the job database of an earlier merge -----------------------------------------------------------------------------
@@ -174,7 +110,7 @@ def read_old_job(target: Path) -> tuple[str, tuple[SourceFile, ...]]:
             if file.read(16) != SQLITE_MAGIC:
                 _refuse_if(target.suffix not in (".sqlite", ".db"), f"{target} is not a database")
                 raise sqlite3.DatabaseError("not a SQLite database")  # perhaps its first page is damaged
-        with closing(open_job_database(target)) as db:
+        with closing(open_sealed(target)) as db:
             application = read_value(db, "PRAGMA application_id")
             what = "a task database" if application == APPLICATION_ID else "another program's database"
             is_ours = application == APPLICATION_ID and is_job_database(db)
@@ -193,7 +129,7 @@ def _damaged(target: Path, why: object) -> tuple[SourceFile, ...]:
 
 
 def _find_damage(target: Path) -> str | None:
-    with closing(open_job_database(target)) as db:
+    with closing(open_sealed(target)) as db:
         return find_damage(db)
 
 
@@ -210,17 +146,13 @@ def damaged_name(target: Path) -> Path:
 
 
 # --- writing the new one ----------------------------------------------------------------------------------------------
-# ``write_new_file``: a new file with a hidden name, renamed when it is complete. This works on every filesystem, but
-# writes the complete file. ``write_in_place``: one SQLite transaction, for a few more files on a local disk.
-
-_READERS_TIMEOUT_S = 5.0
 
 
 @contextmanager
 def write_new_file(
     target: Path, *, from_old: bool, keep_old_as: Path | None, check: Callable[[], None]
 ) -> Iterator[sqlite3.Connection]:
-    """Give a new job database, or a copy of the old one, to write to; move it into place if there was no error."""
+    """Give a new job database, or a copy of the old one, to write to; rename it if there was no error."""
     draft = unfinished_name(target)
     with replacing(target, draft):
         if from_old:
@@ -233,20 +165,8 @@ def write_new_file(
             os.replace(target, keep_old_as)  # noqa: PTH105
 
 
-@contextmanager
-def write_in_place(target: Path, *, check: Callable[[], None]) -> Iterator[sqlite3.Connection]:
-    """Give the job database itself; after a kill, the next reader restores the old content from the journal."""
-    with closing(open_uri(file_uri(target, "mode=rw"), timeout=_READERS_TIMEOUT_S)) as db:
-        db.execute(f"PRAGMA cache_size = -{SORT_CACHE_KIB}")
-        db.execute("PRAGMA synchronous = FULL")
-        with transaction(db, "BEGIN EXCLUSIVE"):  # fails if another program reads for longer than the timeout
-            yield db
-            check()
-
-
 # --- the merge ------------------------------------------------------------------------------------------------------
 
-_MOST_IN_PLACE = 10  # SQLite attaches at most 10 files at a time
 _LOOK_AHEAD = 3
 _TRIES = 10
 _THREADS = 1  # measured: more threads slow down the copying more than they help
@@ -306,7 +226,8 @@ def _merge(order: MergeOrder, check: Callable[[], None]) -> MergeOutcome:
         why = "task databases are called tasks/<job>_<index>.r<restart>.<node>.sqlite"
         fix = "badcjobs merge RUN_FOLDER   (the folder given as --out to badcjobs run)"
         if any(place.joinpath("run.toml").is_file() for place in order.inputs):
-            why, fix = "no task of this run has begun to work", "the command of this run again: it says why"
+            why = "no task of this run has begun to work"
+            fix = "the command of this run again: it says why"
         raise NoTaskDatabases("no task database in " + ", ".join(map(str, order.inputs)), why=why, fix=fix)
     known = {file.path: file for file in files}
     changed = [file for file in found if _has_changed(file, known.get(file.path))]
@@ -325,7 +246,8 @@ def _merge(order: MergeOrder, check: Callable[[], None]) -> MergeOutcome:
             if state != "current" or not (damage := _find_damage(order.target)):
                 raise
             log.debug("%s: %s", order.target, error)
-            old, changed = {file.path: file for file in _damaged(order.target, damage)}, found
+            old = {file.path: file for file in _damaged(order.target, damage)}
+            changed = found
             files = _bring_up_to_date(order, "damaged", old, changed, check)
     return MergeOutcome(files, len(changed), frozenset(file.path for file in found))
 
@@ -342,27 +264,11 @@ def _has_changed(file: Intake, known: SourceFile | None) -> bool:
 def _bring_up_to_date(
     order: MergeOrder, state: str, old: Mapping[str, SourceFile], changed: list[Intake], check: Callable[[], None]
 ) -> tuple[SourceFile, ...]:
-    """Write the changed files into the job database itself or, where that is not possible, into a new one."""
+    """Write the changed files into a copy of the job database, or into a new one, and let it replace the old one."""
     # In the order of the key of the largest tables, so that rows are appended.
     changed.sort(key=lambda file: stable_id(os.fsencode(file.file.stem).decode(errors="replace")))
     with tempfile.TemporaryDirectory(prefix=_scratch_prefix(order.target)) as scratch:
         intakes = _examined(changed, Path(scratch))
-        if state == "current" and len(changed) <= _MOST_IN_PLACE:
-            few = list(intakes)
-            # In place only if every file is sealed, nothing must be combined, and the disk is local.
-            unproven = {file.task_id for file in old.values() if file.status in HOLDING and file.checksum is None}
-            all_sealed = all(intake.checksum is not None and intake.task_id not in unproven for intake in few)
-            if all_sealed and not read_filesystem(order.target.parent).shared:
-                try:
-                    with write_in_place(order.target, check=check) as db:
-                        return _write(db, order, old, few, of=len(few))
-                except (OSError, BadcjobsError):
-                    raise
-                except Exception as error:
-                    # Another program keeps reading it; a file was published meanwhile and attached once more; or a file
-                    # cannot be merged: only in a new job database can its rows be rolled back.
-                    log.debug("%s is not changed in place: %s", order.target, error)
-            intakes = iter(few)
         aside = damaged_name(order.target) if state == "damaged" else None
         with write_new_file(order.target, from_old=state == "current", keep_old_as=aside, check=check) as db:
             return _write(db, order, old, intakes, of=len(changed))
@@ -455,9 +361,10 @@ def remove_merged_files(job_database: Path, given: Collection[str]) -> Removal:
 
     Remove only files ``given`` to this merge, with a correct seal, and never the last record of what is done.
     """
-    removed, left = [], []
+    removed = []
+    left = []
     try:
-        with closing(open_job_database(job_database)) as db:
+        with closing(open_sealed(job_database)) as db:
             files = read_source_files(db)
             holders = {file.task_id: file for file in files if file.status == "merged"}
             for file in (file for file in files if file.path in given):

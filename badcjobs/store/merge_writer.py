@@ -20,11 +20,12 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from badcjobs import __version__
+from badcjobs.model import not_none
 from badcjobs.store.atomic_write import ROWS, SEAL
 from badcjobs.store.connect import create_tables, file_uri, open_uri, read_only_uri, read_value, transaction
 from badcjobs.store.figures import write_figures
 from badcjobs.store.job_schema import ORDERED_BY, create_indexes, index_samples
+from badcjobs.store.overlaps import follow_changes, note_changes, settle_overlaps
 from badcjobs.store.plausible import find_damage
 from badcjobs.store.schema import DERIVED, TABLES, columns_of
 from badcjobs.store.source_files import (
@@ -36,6 +37,7 @@ from badcjobs.store.source_files import (
     total,
     write_source_files,
 )
+from badcjobs.version import __version__
 
 _RANK = "CASE {0}.status WHEN 'done' THEN 4 WHEN 'poison' THEN 3 WHEN 'failed' THEN 2 WHEN 'pending' THEN 1 ELSE 0 END"
 _TASK_STARTED = "coalesce((SELECT k.started_at_ms FROM main.task k WHERE k.task_id = {0}.task_id), 0)"
@@ -61,7 +63,8 @@ def insert_task(db: sqlite3.Connection, source: str, task_id: int, *, add_up: bo
         # With exactly this statement SQLite copies the samples page by page, without decoding them.
         verb = "INSERT" if table == "sample" else "INSERT OR REPLACE"
         db.execute(f"{verb} INTO main.{home} SELECT * FROM {source}.{table}")
-    ours, task = f"SELECT * FROM {source}.chunk WHERE task_id = :task", {"task": task_id}
+    ours = f"SELECT * FROM {source}.chunk WHERE task_id = :task"
+    task = {"task": task_id}
     inserted = db.execute(f"INSERT OR IGNORE INTO main.chunk {ours} ORDER BY rowid", task).rowcount
     if inserted != db.execute(f"SELECT count(*) FROM ({ours})", task).fetchone()[0]:  # other tasks have some, too
         met = f"FROM ({ours}) s JOIN main.chunk m ON {_SAME_CHUNK.format('m', 's')} WHERE m.task_id != s.task_id"
@@ -71,6 +74,7 @@ def insert_task(db: sqlite3.Connection, source: str, task_id: int, *, add_up: bo
         replace_row = f"ON CONFLICT (recording_id, chunk_id) DO UPDATE SET {_replace_columns('chunk')}"
         wins = f"{STRENGTH.format('excluded')} > {STRENGTH.format('chunk')}"
         db.execute(f"INSERT INTO main.chunk {ours} {replace_row} WHERE {wins}", task)
+    note_changes(db, (f"{source}.recording", f"{source}.chunk"), task_id)
     facts = f"SELECT ?, key, value FROM {source}.meta WHERE key NOT IN (?, ?)"
     db.execute(f"INSERT INTO task_meta {facts}", (task_id, ROWS, SEAL))
     if add_up:
@@ -96,18 +100,30 @@ def settle_detections(db: sqlite3.Connection, incomplete: Collection[int]) -> No
 
 
 def settle_recordings(db: sqlite3.Connection) -> None:
-    """Give each recording one row; each of its facts comes from the last task that knows it."""
-    known = ", ".join(f"{name} = coalesce(excluded.{name}, {name})" for name in columns_of("recording"))
+    """Give each recording one row; each of its facts comes from the last task that knows it.
+
+    The facts of its place belong together: all of them come from the last task that has done a chunk of it, or else
+    did not leave it out.
+    """
+    names = columns_of("recording")
+    apart = names[: names.index("latitude")]
+    known = ", ".join(f"{name} = coalesce(excluded.{name}, {name})" for name in apart)
+    known += "".join(f", {name} = excluded.{name}" for name in names[len(apart) :])
     db.execute("DELETE FROM recording")
     db.execute(
         f"""INSERT INTO recording SELECT r.* FROM task_recording r LEFT JOIN task t USING (task_id)
-            WHERE true ORDER BY t.started_at_ms, r.task_id ON CONFLICT (recording_id) DO UPDATE SET {known}"""
+            WHERE true ORDER BY r.left_out IS NULL, EXISTS (
+                SELECT 1 FROM chunk c
+                WHERE c.recording_id = r.recording_id AND c.task_id = r.task_id AND c.status = 'done'
+            ), t.started_at_ms, r.task_id
+            ON CONFLICT (recording_id) DO UPDATE SET {known}"""
     )
 
 
 def remove_task(db: sqlite3.Connection, task_id: int) -> None:
     """Remove a task; each chunk that it had won goes to the strongest rival."""
     index_samples(db)
+    note_changes(db, ("task_recording", "chunk", "rival_chunk"), task_id)
     db.execute("CREATE TEMP TABLE vacated AS SELECT recording_id, chunk_id FROM chunk WHERE task_id = ?", (task_id,))
     for table in (*_WHERE_ROWS_ARE, "task_meta"):
         db.execute(f"DELETE FROM main.{table} WHERE task_id = ?", (task_id,))
@@ -144,7 +160,7 @@ _SAME = {
     "alert": ("device_id", "kind", "started_at_ms"),
     "process_sample": ("device_id", "at_ms", "pid"),
     "mark": ("name", "started_at_ms"),
-    "decision": ("at_ms", "kind", "subject"),
+    "decision": ("at_ms", "code", "subject"),
 }
 # The key of a table, and the condition under which the other file's row replaces ours: it is more recent.
 _MORE_RECENT = {
@@ -242,6 +258,7 @@ class JobWriter:
 
     def __init__(self, db: sqlite3.Connection, files: Mapping[str, SourceFile]) -> None:
         self._db = db
+        follow_changes(db)
         self._files = dict(files)
         self._holders = {file.task_id: path for path, file in files.items() if file.status in HOLDING}
         self._expected: dict[int, Mapping[str, int]] = {}  # task → rows by table
@@ -249,7 +266,8 @@ class JobWriter:
 
     def add_file(self, intake: Intake) -> None:
         """Add the rows of a file, or record why they are not needed."""
-        name, before = intake.path, self._files.get(intake.path)
+        name = intake.path
+        before = self._files.get(intake.path)
         if before is not None and before.status in HOLDING and intake.task_id not in (None, before.task_id):
             # The file now belongs to another task; the rows of the first one stay.
             other = f"{name} (before {intake.task_name} replaced it)"
@@ -260,7 +278,8 @@ class JobWriter:
             self._files[name] = intake
             if before is not None and before.status in HOLDING:
                 reason = f"kept from an earlier merge; the file now: {intake.reason}"
-                size_bytes, mtime_ns = intake.size_bytes, intake.mtime_ns
+                size_bytes = intake.size_bytes
+                mtime_ns = intake.mtime_ns
                 kept = replace(before, status="kept", reason=reason, size_bytes=size_bytes, mtime_ns=mtime_ns)
                 self._files[name] = kept
         elif holder is None and intake.is_half:
@@ -301,16 +320,14 @@ class JobWriter:
                     reason = f"its rows were left out: {error}"
                     self._files[name] = replace(self._files[name], task_id=None, status="skipped", reason=reason)
             settle_recordings(self._db)
+            settle_overlaps(self._db)
             write_source_files(self._db, self._files.values())
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('made_by', ?)", (f"badcjobs {__version__}",))
         return read_source_files(self._db)  # without what was needed to merge them: there may be thousands
 
     def is_cause(self, error: Exception, *, after_salvage: bool) -> bool:
-        """Say whether the job database is the cause of an error, not the file that was being added.
-
-        In place, too: inside one transaction for all files, those of one file cannot be taken back.
-        """
-        if self._db.in_transaction or any(word in str(error) for word in _CAUSES):
+        """Say whether the job database is the cause of an error, not the file that was being added."""
+        if any(word in str(error) for word in _CAUSES):
             return True
         return after_salvage and find_damage(self._db) is not None
 
@@ -328,7 +345,9 @@ class JobWriter:
     def _write(self, intake: Intake) -> int:
         """Replace the rows of a task by those of a file; return their number."""
         assert intake.database is not None and intake.task_id is not None
-        db, task_id, counts = self._db, intake.task_id, dict(intake.counts)
+        db = self._db
+        task_id = intake.task_id
+        counts = dict(intake.counts)
         self._attachments += 1
         source = f"source{self._attachments}"
         db.execute(f"ATTACH ? AS {source}", (read_only_uri(intake.database),))
@@ -355,36 +374,44 @@ class JobWriter:
     def _combine_files(self, intake: Intake, holder: SourceFile) -> None:
         """Combine two files of one task: one is damaged, or a live file, and each may have rows the other lacks."""
         assert intake.database is not None and intake.task_id is not None
-        held, theirs = intake.scratch / "held.sqlite", intake.scratch / "theirs.sqlite"
+        held = intake.scratch / "held.sqlite"
+        theirs = intake.scratch / "theirs.sqlite"
         for path in (held, theirs):
             path.unlink(missing_ok=True)
         extract_task(self._db, intake.task_id, held)
         shutil.copyfile(intake.database, theirs)
-        held_first = intake.is_half or _trust(holder) >= _trust(intake)
-        first, second = (held, theirs) if held_first else (theirs, held)
+        keeper: SourceFile = holder
+        other: SourceFile = intake
+        first, second = held, theirs
+        if not intake.is_half and _trust(holder) < _trust(intake):
+            keeper, other = intake, holder
+            first, second = theirs, held
         add_missing_rows(first, second)
         combined = describe(replace(intake, database=first, checksum=None))
         rows = self._write(combined)
-        keeper, other = (holder, intake) if held_first else (intake, holder)
         if holder.path == intake.path:
             keeper = other = intake
         else:
             self._files[other.path] = _copy_of(other, keeper.path)
         self._holders[intake.task_id] = keeper.path
+
         # How many rows are still missing, if one of the files states how many there were.
         sizes = [(f.rows or 0) + (f.rows_lost or 0) for f in (holder, intake) if f.checksum or f.rows_lost is not None]
         lost = max(0, max(sizes) - rows) if sizes else None
-        damaged = keeper.status == "salvaged" or (other.status == "salvaged" and lost != 0 and other.rank > keeper.rank)
-        reason, more = keeper.reason, rows - (keeper.rows or 0)
-        if more > 0:
+        status = keeper.status
+        if other.status == "salvaged" and lost != 0 and other.rank > keeper.rank:
+            status = "salvaged"
+        reasons = [keeper.reason]
+        added = rows - (keeper.rows or 0)
+        if added > 0:
             origin = "an earlier merge" if other.path == keeper.path else other.path
-            reason = "; ".join(filter(None, [reason, f"rows added from {origin}: {more:,}"]))
+            reasons.append(f"rows added from {origin}: {added:,}")
         self._files[keeper.path] = replace(
             keeper,
-            status="salvaged" if damaged else keeper.status,
-            reason=reason,
+            status=status,
+            reason="; ".join(not_none(reasons)) or None,
             rows=rows,
-            rows_lost=lost if damaged else None,
+            rows_lost=lost if status == "salvaged" else None,
             last_sign_ms=combined.last_sign_ms,
         )
 

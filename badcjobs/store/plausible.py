@@ -12,7 +12,7 @@ from badcjobs.store.schema import TABLES, Column
 # What SQLite raises for a damaged file; ValueError: text that is not UTF-8, also in a message of its own.
 UNREADABLE = (sqlite3.Error, ValueError)
 # By the unit that ends a column's name; integers of other columns are not negative.
-_BOUNDS: dict[str, tuple[float, float]] = {
+_BOUNDS = {
     "percent": (0, 100),
     "c": (-100, 300),
     "w": (0, 1e5),
@@ -31,7 +31,7 @@ _ALLOWED = {
     "outcome": {"done", "failed", "lost"},
     "verdict": {"done", "failed", "stopped", "killed"},
 }
-_TYPES: dict[str, tuple[type, ...]] = {"INTEGER": (int,), "REAL": (float, int), "TEXT": (str,)}
+_TYPES = {"INTEGER": (int,), "REAL": (float, int), "TEXT": (str,)}
 
 
 def is_plausible(table: str, values: Sequence[Any]) -> bool:
@@ -62,8 +62,10 @@ def find_damage(db: sqlite3.Connection, task_id: int | None = None) -> str | Non
 
 def _value_check(column: Column) -> Callable[[Any], bool]:
     """Return a function that says whether a value is possible in this column."""
-    name, kind = column.name, column.sql.split()[0]
-    types, may_be_null = _TYPES[kind], "NOT NULL" not in column.sql
+    name = column.name
+    kind = column.sql.split()[0]
+    types = _TYPES[kind]
+    may_be_null = "NOT NULL" not in column.sql
     low, high = _bounds(column)
 
     def check(value: Any) -> bool:

@@ -19,7 +19,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from badcjobs import __version__
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import METRICS, publish_interval_s
 from badcjobs.store.atomic_write import SEAL, empty_stamped_page, move_into_place, prepare_seal
@@ -28,6 +27,7 @@ from badcjobs.store.export_tables import rows_written_to
 from badcjobs.store.figures import write_figures
 from badcjobs.store.live_files import Half, LiveHalf, count_rows
 from badcjobs.store.schema import TABLES, insert_sql
+from badcjobs.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ _UNREADABLE = """
     SELECT task_id, started_at_ms,
            coalesce(ended_at_ms, (SELECT max(started_at_ms) FROM attempt), started_at_ms), ? FROM task"""
 _WORK = frozenset({
-    "meta", "task", "device", "worker", "chunk", "recording", "attempt", "decision", "detection", "mark",
+    "meta", "task", "device", "worker", "chunk", "recording", "attempt", "decision", "detection", "rarity", "mark",
     "usage_sample",
 })  # fmt: skip  # the tables that the wrapper writes
 

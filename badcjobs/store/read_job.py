@@ -11,10 +11,18 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 
 from badcjobs.errors import DatabaseProblem
-from badcjobs.model import TaskKey, is_silent
+from badcjobs.model import TaskKey, is_silent, not_none
 from badcjobs.paths import shell_line
 from badcjobs.store.atomic_write import read_stated
-from badcjobs.store.connect import grouped, is_job_database, open_job_database, read_as, read_value, reading
+from badcjobs.store.connect import (
+    grouped,
+    is_job_database,
+    open_sealed,
+    read_as,
+    read_value,
+    reading,
+    rows_by_name,
+)
 from badcjobs.store.read_model import (
     AlertFacts,
     CostFacts,
@@ -29,7 +37,7 @@ from badcjobs.store.read_model import (
 )
 from badcjobs.store.read_tasks import DURATIONS, STILL_OPEN, parse_settings, read_devices, read_task_rows, with_contact
 from badcjobs.store.source_files import HOLDING, NOT_OURS, SourceFile, read_source_files
-from badcjobs.store.task_writer import count_gaps
+from badcjobs.store.task_writer import count_gaps, count_places
 
 _MOST_FAILED = 1000
 _MOST_FOREIGN = 100
@@ -83,6 +91,7 @@ def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> JobFacts:
     tasks, merged = add_last_contact(db, read_task_rows(db), files, folder)
     # run.toml has only the settings that all tasks share.
     last = max((task for task in tasks if task.settings), key=lambda task: task.started_at_ms, default=None)
+    overlap_s = read_value(db, "SELECT total(overlap_s) FROM overlap")
     cpu_tries, cpu_audio_s = db.execute(_ON_CPU).fetchone()
     conflicts, restarted = db.execute(f"SELECT count(*), sum(restarted) FROM ({_DONE_AGAIN})").fetchone()
     spent_s = dict(db.execute("SELECT state, total(gpu_s) FROM attempt_cost GROUP BY state"))
@@ -90,12 +99,15 @@ def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> JobFacts:
         tasks=tuple(tasks),
         devices=tuple(read_devices(db, readings=readings)),
         chunks=dict(db.execute("SELECT status, count(*) FROM chunk GROUP BY status")),
-        audio_done_s=read_value(db, _AUDIO_S, "done"),
+        audio_done_s=read_value(db, _AUDIO_S, "done") - overlap_s,
+        overlap_s=overlap_s,
         done_of_unknown_length=read_value(db, _OF_UNKNOWN_LENGTH, "done"),
         tries=read_value(db, "SELECT count(*) FROM attempt"),
         failed=read_as(db, FailedChunk, _FAILED),
         labels=tuple(
-            db.execute("SELECT label, max(label_name), count(*) FROM detection GROUP BY label ORDER BY 3 DESC, 1")
+            db.execute(
+                "SELECT label, max(label_name), count(*) FROM recording_detection GROUP BY label ORDER BY 3 DESC, 1"
+            )
         ),
         gaps=read_as(db, GapFacts, _GAPS),
         file_remarks=tuple((file.path, f"{file.status}: {file.reason}") for file in files if file.status != "merged"),
@@ -109,7 +121,7 @@ def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> JobFacts:
         errors=read_as(db, ErrorFacts, _ERRORS),
         alerts=read_as(db, AlertFacts, _ALERTS),
         foreign=read_as(db, ForeignProcess, _FOREIGN),
-        decisions=read_as(db, DecisionFacts, _DECISIONS),
+        decisions=_read_decisions(db),
         cost=_cost(db),
         cpu_tries=cpu_tries,
         cpu_audio_s=cpu_audio_s,
@@ -119,14 +131,21 @@ def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> JobFacts:
         again_gpu_s=read_value(db, _AGAIN_GPU_S),
         alert_nodes={kind: tuple(nodes) for kind, nodes in grouped(db.execute(_ALERT_NODES)).items()},
         recording_names=names if (names := count_gaps(db)).recordings else None,
+        places=count_places(db),
         merged=merged,
     )
+
+
+def _read_decisions(db: sqlite3.Connection) -> tuple[DecisionFacts, ...]:
+    rows = rows_by_name(db, _DECISIONS)
+    return tuple(DecisionFacts(**{**row, "figures": parse_settings(row["figures"])}) for row in rows)
 
 
 _AUDIO_S = "SELECT total(audio_s) FROM chunk WHERE status = ?"
 _OF_UNKNOWN_LENGTH = "SELECT count(*) FROM chunk WHERE status = ? AND audio_s IS NULL"
 _ON_CPU = """
-    SELECT count(*), total(c.audio_s) FROM attempt a JOIN chunk c USING (recording_id, chunk_id)
+    SELECT count(*), total(c.audio_s - coalesce(o.overlap_s, 0)) FROM attempt a
+    JOIN chunk c USING (recording_id, chunk_id) LEFT JOIN overlap o USING (recording_id, chunk_id)
     WHERE a.outcome = 'done' AND a.device_id IS NULL"""
 _FAILED = f"""
     SELECT recording_id, chunk_id, status, attempts, coalesce(error_class, '') AS error_class,
@@ -161,12 +180,13 @@ _FOREIGN = f"""
            (p.last_at_ms - p.first_at_ms) / 1000.0 AS seconds, p.memory_peak_bytes
     FROM process p JOIN task t USING (task_id) JOIN device d USING (device_id)
     WHERE p.ours = 0 ORDER BY 7 DESC, 1, 3, 4 LIMIT {_MOST_FOREIGN}"""
-# With max(at_ms), SQLite takes the bare columns from the row of the last decision.
+# With max(at_ms), SQLite takes the bare columns from the row of the last decision. The topic stands before the dot.
 _DECISIONS = """
-    SELECT kind, subject, value, reason, tasks FROM (
-        SELECT kind, subject, value, reason, count(DISTINCT task_id) AS tasks, max(at_ms) FROM decision
-        GROUP BY kind, subject)
-    ORDER BY kind, subject"""
+    SELECT code, subject, figures, reason, tasks FROM (
+        SELECT code, subject, figures, reason, count(DISTINCT task_id) AS tasks, max(at_ms),
+               substr(code, 1, instr(code || '.', '.') - 1) AS topic
+        FROM decision GROUP BY topic, subject)
+    ORDER BY topic, subject"""
 # Chunks that were done more than once, and whether only because Slurm restarted a task that could not end in order.
 _DONE_AGAIN = """
     SELECT r.recording_id, r.chunk_id,
@@ -191,17 +211,29 @@ def _cost(db: sqlite3.Connection) -> CostFacts:
     tries, gpu_s, busy_s, energy_tries, energy_j = db.execute(
         f"SELECT count(*), avg(c.gpu_s), avg(c.busy_s), count(c.energy_j), avg(c.energy_j) {_DONE_COST}"
     ).fetchone()
-    of_gpu, of_energy = _ranks(db, "gpu_s", tries), _ranks(db, "energy_j", energy_tries)
-    return CostFacts(tries, gpu_s, *of_gpu, busy_s, energy_j, *of_energy, energy_tries)
+    gpu_p50_s, gpu_p95_s, gpu_max_s = _ranks(db, "gpu_s", tries)
+    energy_p50_j, energy_p95_j, energy_max_j = _ranks(db, "energy_j", energy_tries)
+    return CostFacts(
+        tries=tries,
+        gpu_s_mean=gpu_s,
+        gpu_s_p50=gpu_p50_s,
+        gpu_s_p95=gpu_p95_s,
+        gpu_s_max=gpu_max_s,
+        busy_s_mean=busy_s,
+        energy_j_mean=energy_j,
+        energy_j_p50=energy_p50_j,
+        energy_j_p95=energy_p95_j,
+        energy_j_max=energy_max_j,
+        energy_tries=energy_tries,
+    )
 
 
-def _ranks(db: sqlite3.Connection, column: str, count: int) -> tuple[float | None, float | None, float | None]:
+def _ranks(db: sqlite3.Connection, column: str, count: int) -> list[float | None]:
     """Return p50, p95 (nearest rank) and maximum; SQLite sorts, on disk if millions of tries do not fit in memory."""
-    wanted = [-(-count // 2), -(-count * 95 // 100), count]
+    ranks = [-(-count // 2), -(-count * 95 // 100), count]
     values = db.execute(f"SELECT c.{column} {_DONE_COST} AND c.{column} IS NOT NULL ORDER BY 1")
-    found = {rank: value for rank, (value,) in enumerate(values, start=1) if rank in wanted}
-    p50, p95, highest = (found.get(rank) for rank in wanted)
-    return p50, p95, highest
+    by_rank = {rank: value for rank, (value,) in enumerate(values, start=1) if rank in ranks}
+    return [by_rank.get(rank) for rank in ranks]
 
 
 # --- changes of the merged files since the merge, by their times and sizes --------------------------------------------
@@ -217,77 +249,88 @@ def add_last_contact(
     are files that were never merged. The paths of the files are relative to ``folder``.
     """
     holders = {file.task_id: file for file in files if file.status in HOLDING and file.mtime_ns is not None}
-    unended = {task.name: holders[task.task_id] for task in tasks if task.verdict is None and task.task_id in holders}
     as_of_ms = max(((file.mtime_ns or 0) // 10**6 for file in holders.values()), default=None)
-    known = {path for (path,) in db.execute("SELECT path FROM source_file")}
-    there, closed = _list(folder, known)
-    new = [key for path in there.keys() - known if (key := _task_of(path)) is not None]
-    new_attempts = grouped((key.array_index, key.job_id, key.restart) for key in new)
     merged_at_ms = None
     with suppress(OSError, ValueError):
         merged_at_ms = Path(db.execute("PRAGMA database_list").fetchone()[2]).stat().st_mtime_ns // 10**6
-    shown, gone = [], 0
+    listed = {path for (path,) in db.execute("SELECT path FROM source_file")}
+    statuses, closed = _list(folder, listed)
+    new = not_none(map(_task_of, statuses.keys() - listed))
+    new_attempts = grouped((key.array_index, key.job_id, key.restart) for key in new)
+
+    shown = []
+    followed = set[str]()  # the files of tasks that had not ended
+    gone = 0
     for task in tasks:
-        file = unended.get(task.name)
-        if file is None:
+        file = holders.get(task.task_id)
+        if task.verdict is not None or file is None:
             shown.append(task)
             continue
-        now, then = there.get(file.path), with_contact(task, file.size_bytes or 0, file.mtime_ns or 0)
-        # Of a missing file: other tasks published long after it.
-        was_silent = is_silent(then.heard_at_ms, then.silent_after_s, as_of_ms if now is None else merged_at_ms)
-        if now is None:
-            shown.append(then if was_silent else task)
+        followed.add(file.path)
+        status = statuses.get(file.path)
+        at_merge = with_contact(task, file.size_bytes or 0, file.mtime_ns or 0)
+        if status is None:  # other tasks published long after a silent one
+            was_silent = is_silent(at_merge.heard_at_ms, at_merge.silent_after_s, as_of_ms)
+            shown.append(at_merge if was_silent else task)
             gone += not was_silent
-        elif file.is_same(now) or (
-            was_silent
-            and file.checksum is not None
-            and now.st_size == file.size_bytes
-            and (read_stated(folder / file.path) == file.checksum)
-        ):  # another time, the same seal: a copy of the merged file
-            shown.append(then)
+            continue
+        was_silent = is_silent(at_merge.heard_at_ms, at_merge.silent_after_s, merged_at_ms)
+        if file.is_same(status) or (was_silent and _is_copy(file, status, folder)):
+            shown.append(at_merge)
         elif was_silent or set(new_attempts[task.array_index]) - {(task.job_id, task.restart)}:
-            shown.append(replace(then, changed=True))  # a later attempt may have published it
+            shown.append(replace(at_merge, changed=True))  # a later attempt may have published it
         else:
-            shown.append(with_contact(task, now.st_size, now.st_mtime_ns, changed=True))
-    # The file of an ended task does not change: with a new time but the same size it is a copy. A missing file does not
-    # count as changed.
-    others = there.keys() - {file.path for file in unended.values()}
-    ended = [file for file in files if file.path in others and file.mtime_ns is not None]
-    changed = sum(task.changed for task in shown) + sum(there[f.path].st_size != f.size_bytes for f in ended)
+            shown.append(with_contact(task, status.st_size, status.st_mtime_ns, changed=True))
+
+    changed = sum(task.changed for task in shown)
+    for file in files:
+        # The file of an ended task does not change: with a new time but the same size it is a copy. A missing file does
+        # not count as changed.
+        if file.path in statuses.keys() - followed and file.mtime_ns is not None:
+            changed += statuses[file.path].st_size != file.size_bytes
     indices = {key.array_index for key in new if not key.job_id.startswith("local")}
     fresh = Freshness(as_of_ms, changed, gone, new=len(new), new_indices=tuple(sorted(indices)), closed=closed)
     return shown, fresh
 
 
-def _list(folder: Path, known: Collection[str]) -> tuple[dict[str, os.stat_result], str | None]:
+def _is_copy(file: SourceFile, status: os.stat_result, folder: Path) -> bool:
+    """Return whether a file with another time has the seal of the merged file."""
+    if file.checksum is None or status.st_size != file.size_bytes:
+        return False
+    return read_stated(folder / file.path) == file.checksum
+
+
+def _list(folder: Path, merged: Collection[str]) -> tuple[dict[str, os.stat_result], str | None]:
     """Return the files in the folders of the merged files by their path as in ``source_file``.
 
     Also return a message about a folder that exists but cannot be listed.
     """
-    found, closed = {}, None
-    for parent in {str(PurePath(path).parent) for path in known}:
+    statuses = {}
+    closed = None
+    for parent in {str(PurePath(path).parent) for path in merged}:
         try:
             with os.scandir(folder / parent) as entries:
                 for entry in entries:
                     name = entry.name.encode("utf-8", "backslashreplace").decode()  # as in shown_path
                     path = name if parent == "." else f"{parent}/{name}"
-                    if path in known or _task_of(path) is not None:
+                    if path in merged or _task_of(path) is not None:
                         with suppress(OSError):  # just removed, or a broken link
                             status = entry.stat()
                             if stat.S_ISREG(status.st_mode):
-                                found[path] = status
+                                statuses[path] = status
         except (FileNotFoundError, NotADirectoryError, ValueError):
             continue  # its files count as gone
         except OSError as error:
             closed = f"{folder / parent} cannot be read: {error.strerror}"
-    return found, closed
+    return statuses, closed
 
 
 def _task_of(path: str) -> TaskKey | None:
     """Return the task of a database from the names of the file and its folder; None: not a task database."""
     pure = PurePath(path)
-    is_one = pure.suffix == ".sqlite" and pure.parent.name == "tasks" and not pure.name.startswith(".")
-    return TaskKey.parse(pure.stem) if is_one else None
+    if pure.suffix != ".sqlite" or pure.parent.name != "tasks" or pure.name.startswith("."):
+        return None
+    return TaskKey.parse(pure.stem)
 
 
 # --- for later runs and for the comparison with the sources -----------------------------------------------------------
@@ -314,5 +357,5 @@ def known_lengths(job_database: Path) -> dict[str, float]:
     """
     sql = """SELECT recording_id, min(duration_s) FROM task_recording WHERE duration_s IS NOT NULL
              GROUP BY recording_id HAVING min(duration_s) = max(duration_s)"""
-    with closing(open_job_database(job_database)) as db:
+    with closing(open_sealed(job_database)) as db:
         return dict(db.execute(sql))

@@ -25,7 +25,7 @@ from math import isnan, nan
 from sys import intern
 from typing import Any, TypeVar
 
-from badcjobs.model import CHARTED, METRICS, NameGaps, ProcessFacts, Reading, is_silent
+from badcjobs.model import CHARTED, METRICS, NameGaps, PlaceCounts, ProcessFacts, Reading, is_silent
 from badcjobs.store.accounting import StateTime
 
 _Value = TypeVar("_Value")
@@ -237,7 +237,8 @@ class DeviceFacts:
     @property
     def memory_percent(self) -> float | None:
         """Memory in use, in percent of its memory."""
-        used, total = self.shown.memory_used_bytes, self.memory_total_bytes
+        used = self.shown.memory_used_bytes
+        total = self.memory_total_bytes
         return None if used is None or not total else 100 * used / total
 
     # --- figures that follow from what was measured
@@ -528,11 +529,11 @@ class ForeignProcess:
 
 @dataclass(frozen=True, slots=True)
 class DecisionFacts:
-    """The wrapper's last automatic decision about one subject."""
+    """The last decision of the wrapper about one topic and subject."""
 
-    kind: str
+    code: str  # of model/decisions.py, or of a newer version
     subject: str | None
-    value: float | None
+    figures: Mapping[str, Any]
     reason: str
     tasks: int
 
@@ -606,13 +607,20 @@ class JobFacts:
     cost: CostFacts = field(default_factory=CostFacts)
     cpu_tries: int = 0  # tries that succeeded without a device
     cpu_audio_s: float = 0.0
+    overlap_s: float = 0.0  # audio that two chunks have and that counts once; before a merge it is not known
     durations: Mapping[int, int] = field(default_factory=dict)  # ms of tries that succeeded → number of tries
     failed_gpu_s: float = 0.0  # spent on tries that failed
     lost_gpu_s: float = 0.0  # spent on tries without a result: their worker or task was killed
     again_gpu_s: float = 0.0  # spent on successful tries of chunks that were done before
     alert_nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kind of alert → nodes
     recording_names: NameGaps | None = None  # None: there are no recordings
+    places: PlaceCounts | None = None  # None: no recording has a place or is left out
     merged: Freshness = field(default_factory=Freshness)
+
+    @property
+    def audio_processed_s(self) -> float:
+        """The length of all chunks that are done: overlaps take time in each of their chunks."""
+        return self.audio_done_s + self.overlap_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -623,20 +631,22 @@ class Completeness:
     ``elsewhere`` and ``strangers`` add up to ``listed``. If the source is not known, they are rows of the database.
     """
 
-    expected: int | None  # rows of the sources in run.toml; None: see why_unknown
-    why_unknown: str | None
-    listed: int  # rows of the job database
-    done: int
-    failed: int
-    poison: int
-    pending: int
-    elsewhere: int  # done in a file that was not merged, as a task has found
+    expected: int | None = None  # rows of the sources in run.toml, without those left out; None: see why_unknown
+    why_unknown: str | None = None
+    listed: int = 0  # rows of the job database
+    done: int = 0
+    failed: int = 0
+    poison: int = 0
+    pending: int = 0
+    elsewhere: int = 0  # done in a file that was not merged, as a task has found
     not_listed: int | None = None  # rows of the source that no task has listed
+    left_out: int | None = None  # rows of recordings that the tasks left out: nothing gives them a place
     strangers: int | None = None  # rows of the job database that are not in the source
     not_listed_examples: tuple[str, ...] = ()
     strangers_examples: tuple[str, ...] = ()
     missing_indices: tuple[int, ...] = ()  # array tasks without a database
     finish: tuple[str, ...] = ()  # commands, each of which does the rest; the last one works without Slurm
+    finish_by: str = ""  # what the first of them does: run, submit, emulate, or script: submit one that is not known
     left_indices: tuple[int, ...] = ()  # array tasks that can do the rest; empty: no array, or not all of it
     missing_logs: tuple[str, ...] = ()  # the scheduler's logs of missing_indices, as far as they exist
     missing_notes: tuple[str, ...] = ()  # an emulation's note on each of missing_indices; empty: not an emulation

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from math import nan
@@ -17,7 +17,17 @@ from pathlib import Path
 from sys import intern
 from typing import Any
 
-from badcjobs.model import CHARTED, METRICS, ChartData, Envelope, ProcessFacts, Reading, Stretches, silent_after_s
+from badcjobs.model import (
+    CHARTED,
+    METRICS,
+    ChartData,
+    Envelope,
+    ProcessFacts,
+    Reading,
+    Stretches,
+    not_none,
+    silent_after_s,
+)
 from badcjobs.model.work import AUDIO_FAULTS
 from badcjobs.small_files import parse_json
 from badcjobs.store.accounting import STATES, StateTime
@@ -49,16 +59,13 @@ from badcjobs.store.schema import columns_of
 
 _TASKS = """
     SELECT t.task_id, t.name, t.job_id, t.array_index, t.restart, t.node, t.procid, t.engine, t.telemetry, t.devices,
-           coalesce(CAST(t.workers * last.value / start.value AS INTEGER), t.workers) AS workers, t.cpus,
-           t.memory_limit_bytes, t.time_limit_s, t.slurm_state, t.shard_index, t.shard_count, t.started_at_ms,
-           t.ended_at_ms, t.exit_code, t.verdict, coalesce(t.verdict, 'running') AS state, u.cpu_mean_cores,
-           u.memory_peak_bytes, u.read_mean_bytes_per_s, u.host_cpu_mean_percent, u.host_memory_peak_bytes
-    FROM task t LEFT JOIN task_total u USING (task_id) LEFT JOIN (
-        SELECT task_id, value, min(at_ms) FROM decision WHERE kind = 'workers_per_gpu' GROUP BY task_id
-    ) start USING (task_id) LEFT JOIN (
-        SELECT task_id, value, max(at_ms) FROM decision WHERE kind = 'workers_per_gpu' GROUP BY task_id
-    ) last USING (task_id)  -- per GPU; t.workers are those of the start, without GPUs that --max-gpus leaves unused
+           t.workers, t.cpus, t.memory_limit_bytes, t.time_limit_s, t.slurm_state, t.shard_index, t.shard_count,
+           t.started_at_ms, t.ended_at_ms, t.exit_code, t.verdict, coalesce(t.verdict, 'running') AS state,
+           u.cpu_mean_cores, u.memory_peak_bytes, u.read_mean_bytes_per_s, u.host_cpu_mean_percent,
+           u.host_memory_peak_bytes
+    FROM task t LEFT JOIN task_total u USING (task_id)
     ORDER BY t.job_id, t.array_index, t.restart, t.node, t.name"""
+_WORKER_DECISIONS = "SELECT task_id, figures FROM decision WHERE code GLOB 'workers.*' ORDER BY at_ms"
 _CHUNKS = """
     SELECT task_id, sum(status = 'done') AS done, sum(status IN ('failed', 'poison')) AS failed,
            sum(status = 'pending') AS pending, sum(status = 'skipped' AND error_class IS NULL) AS before,
@@ -69,6 +76,7 @@ _CHUNKS = """
            total(CASE WHEN status = 'pending' THEN audio_s END) AS audio_left_s,
            sum(status = 'pending' AND audio_s IS NULL) AS left_of_unknown_length
     FROM chunk GROUP BY 1"""
+_OVERLAPS = "SELECT task_id, sum(overlap_s) FROM overlap GROUP BY 1"
 _ATTEMPTS = """
     SELECT task_id, count(*), max(coalesce(ended_at_ms, started_at_ms)), min(started_at_ms),
            max(CASE WHEN outcome = 'done' THEN ended_at_ms - started_at_ms END) / 1000.0
@@ -90,8 +98,13 @@ _DEVICES_NOW = f"""
 _DONE = """
     SELECT device_id, count(*), total(audio_s) FROM chunk
     WHERE task_id = ? AND status = 'done' AND device_id IS NOT NULL GROUP BY 1"""
-# In a job database: also chunks that another task has done again, whose result was chosen.
-_DONE_EVER = _DONE.replace("chunk", "(SELECT * FROM chunk UNION ALL SELECT * FROM rival_chunk)")
+# In a job database: audio that two chunks have counts once.
+_DONE_IN_JOB = """
+    SELECT c.device_id, count(*), total(c.audio_s - coalesce(o.overlap_s, 0))
+    FROM {chunk} c LEFT JOIN overlap o USING (recording_id, chunk_id)
+    WHERE c.task_id = ? AND c.status = 'done' AND c.device_id IS NOT NULL GROUP BY 1"""
+# Also chunks that another task has done again, whose result was chosen.
+_DONE_EVER = _DONE_IN_JOB.format(chunk="(SELECT * FROM chunk UNION ALL SELECT * FROM rival_chunk)")
 _UNDER_WAY = f"""
     SELECT task_id, device_id, {CHUNK_NAME} FROM attempt WHERE ended_at_ms IS NULL ORDER BY started_at_ms DESC"""
 _TRAIL = """
@@ -104,7 +117,9 @@ _ALERTS = f"""
     SELECT a.kind, a.severity, a.message, t.node, a.started_at_ms, t.name AS task, d.device_index,
            d.uuid AS device_uuid, a.peak, a.threshold, {STILL_OPEN} AS is_open
     FROM alert a JOIN task t USING (task_id) LEFT JOIN device d ON d.device_id = a.device_id"""
-_RECENT_ROWS, _RECENT_MS = 10, 10_000  # of a device; they may have the metrics that are not in each sample
+# of a device; they may have the metrics that are not in each sample
+_RECENT_ROWS = 10
+_RECENT_MS = 10_000
 _MOST_UNDER_WAY = 16  # names of chunks to show
 _GONE_MS = 60_000  # the recorder reads processes less often than devices; one last seen longer ago has ended
 _PROCESSES = f"""
@@ -123,36 +138,55 @@ def read_task_rows(db: sqlite3.Connection, known: Collection[str] = ()) -> list[
     rows = [row for row in rows_by_name(db, _TASKS) if row["name"] not in known]
     if not rows:
         return []
-    of_job, tasks = is_job_database(db), []
+    of_job = is_job_database(db)
     chunks = {row.pop("task_id"): row for row in rows_by_name(db, _CHUNKS)}
+    if of_job:
+        for task_id, overlap_s in db.execute(_OVERLAPS):
+            chunks[task_id]["audio_s"] -= overlap_s
+    workers = grouped(db.execute(_WORKER_DECISIONS))
     attempts = {task_id: rest for task_id, *rest in db.execute(_ATTEMPTS)}
     errors = grouped((task_id, tuple(rest)) for task_id, *rest in db.execute(_ERRORS))
-    last_gaps_ms, all_settings = dict(db.execute(_LAST_GAPS)), db.execute(_SETTINGS_OF_JOB if of_job else _SETTINGS)
+    last_gaps_ms = dict(db.execute(_LAST_GAPS))
+    all_settings = db.execute(_SETTINGS_OF_JOB if of_job else _SETTINGS)
     settings = {task_id: intern(text) for task_id, text in all_settings if text}  # most tasks have the same
     live_folder = None if of_job else read_value(db, _LIVE_FOLDER)
     alerts = grouped((alert.task, alert) for alert in read_as(db, TaskAlert, _ALERTS))
     last_host = _LAST_HOST.format(order="at_ms" if of_job else "rowid")  # no index, but in order of time
+
+    tasks = []
     for row in rows:
         task_id = row["task_id"]
+        row["workers"] = _workers_now(row["workers"], workers[task_id])
         host = next(iter(rows_by_name(db, last_host, (task_id,))), {})
         tries, attempt_ms, first_ms, longest_s = attempts.get(task_id, (0, None, None, None))
-        signs = (row["started_at_ms"], last_gaps_ms.get(task_id), host.pop("at_ms", None), attempt_ms)
-        tasks.append(
-            TaskFacts(
-                **row,
-                **chunks.get(task_id, {}),
-                **host,
-                tries=tries,
-                startup_s=None if first_ms is None else max(0, first_ms - row["started_at_ms"]) / 1000,
-                longest_s=longest_s,
-                errors=tuple(errors[task_id]),
-                last_sign_ms=row["ended_at_ms"] or max(sign for sign in signs if sign is not None),
-                settings=settings.get(task_id),
-                live_folder=live_folder,
-                alerts=tuple(alerts[row["name"]]),
-            )
+        signs_ms = [row["started_at_ms"], last_gaps_ms.get(task_id), host.pop("at_ms", None), attempt_ms]
+        task = TaskFacts(
+            **row,
+            **chunks.get(task_id, {}),
+            **host,
+            tries=tries,
+            startup_s=None if first_ms is None else max(0, first_ms - row["started_at_ms"]) / 1000,
+            longest_s=longest_s,
+            errors=tuple(errors[task_id]),
+            last_sign_ms=row["ended_at_ms"] or max(not_none(signs_ms)),
+            settings=settings.get(task_id),
+            live_folder=live_folder,
+            alerts=tuple(alerts[row["name"]]),
         )
+        tasks.append(task)
     return tasks
+
+
+def _workers_now(planned: int | None, decisions: Sequence[str]) -> int | None:
+    """Return the workers of a task after the last decision about the number on each of its devices.
+
+    ``planned``: those of the start; GPUs that --max-gpus leaves unused have none.
+    """
+    figures = [parse_settings(text).get("workers") for text in decisions]
+    per_device = [number for number in figures if isinstance(number, int) and number > 0]
+    if planned is None or not per_device:
+        return planned
+    return planned * per_device[-1] // per_device[0]
 
 
 def read_tasks(path: Path, known: Collection[str] = ()) -> tuple[TaskFacts, ...]:
@@ -161,35 +195,52 @@ def read_tasks(path: Path, known: Collection[str] = ()) -> tuple[TaskFacts, ...]
         rows = read_task_rows(db, known)
         if not rows:
             return ()
-        status, tasks = path.stat(), []
-        all_devices = grouped((row["task"], row) for row in rows_by_name(db, _DEVICES_NOW))
-        all_under_way = grouped(db.execute(_UNDER_WAY))
+        status = path.stat()
+        devices = grouped((row["task"], row) for row in rows_by_name(db, _DEVICES_NOW))
+        under_way = grouped(db.execute(_UNDER_WAY))
+        tasks = []
         for task in rows:
-            alive, last = task.verdict is None, last_readings(db, task.task_id)
-            all_done = db.execute(_DONE, (task.task_id,))
-            work = {device_id: DeviceWork(done=done, audio_s=audio_s) for device_id, done, audio_s in all_done}
-            under_way, devices = all_under_way[task.task_id] if alive else [], []
-            stretches = grouped((device_id, rest) for device_id, *rest in db.execute(_TRAIL, (task.task_id,)))
-            for device in all_devices[task.name]:
-                device_id = device["device_id"]
-                read_at_ms, values = last.get(device_id, (None, Reading()))
-                trail, done = _trail(stretches[device_id]), work.get(device_id, DeviceWork())
-                devices.append(
-                    DeviceFacts(
-                        **device,
-                        alive=alive,
-                        read_at_ms=read_at_ms,
-                        reading=values,
-                        trail=trail,
-                        means=None if alive else trail.means,
-                        chunks=tuple(name for on, name in under_way if on == device_id)[:_MOST_UNDER_WAY],
-                        work=done,
-                        rate=done.audio_s / task.wall_s if done.audio_s and task.wall_s > 0 else None,
-                    )
+            is_alive = task.verdict is None
+            on_devices = under_way[task.task_id] if is_alive else []
+            tasks.append(
+                with_contact(
+                    task,
+                    status.st_size,
+                    status.st_mtime_ns if is_alive else 0,
+                    working_on=tuple(name for _, name in on_devices[:_MOST_UNDER_WAY]),
+                    its_devices=tuple(_read_devices_now(db, task, devices[task.name], on_devices)),
                 )
-            now = {"working_on": tuple(name for _, name in under_way[:_MOST_UNDER_WAY]), "its_devices": tuple(devices)}
-            tasks.append(with_contact(task, status.st_size, status.st_mtime_ns if alive else 0, **now))
+            )
         return tuple(tasks)
+
+
+def _read_devices_now(
+    db: sqlite3.Connection, task: TaskFacts, rows: Iterable[Mapping[str, Any]], under_way: Iterable[tuple[int, str]]
+) -> Iterator[DeviceFacts]:
+    """Yield the devices of a task with their last readings and what they do; ``under_way``: device → chunk."""
+    is_alive = task.verdict is None
+    place = (task.task_id,)
+    done_sql = _DONE_IN_JOB.format(chunk="chunk") if is_job_database(db) else _DONE
+    last = last_readings(db, task.task_id)
+    audio = {device_id: (done, audio_s) for device_id, done, audio_s in db.execute(done_sql, place)}
+    stretches = grouped((device_id, rest) for device_id, *rest in db.execute(_TRAIL, place))
+    chunks = grouped(under_way)
+    for row in rows:
+        device_id = row["device_id"]
+        read_at_ms, values = last.get(device_id, (None, Reading()))
+        trail = _trail(stretches[device_id])
+        done, audio_s = audio.get(device_id, (0, 0.0))
+        yield DeviceFacts(
+            **row,
+            alive=is_alive,
+            read_at_ms=read_at_ms,
+            reading=values,
+            trail=trail,
+            means=None if is_alive else trail.means,
+            chunks=tuple(chunks[device_id][:_MOST_UNDER_WAY]),
+            work=DeviceWork(done=done, audio_s=audio_s),
+            rate=audio_s / task.wall_s if audio_s and task.wall_s > 0 else None,
+        )
 
 
 def with_contact(task: TaskFacts, size_bytes: int, published_ns: int, **more: Any) -> TaskFacts:
@@ -206,7 +257,7 @@ def read_accounts(path: Path, tasks: Iterable[TaskFacts]) -> tuple[TaskFacts, ..
 
 
 def parse_settings(text: str | None) -> dict[str, Any]:
-    """Return the settings of a task from their JSON; empty: not known, or the file is damaged."""
+    """Return the settings of a task, or the figures of a decision, from JSON; empty: not known, or damaged."""
     with suppress(TypeError, ValueError):
         return dict(parse_json(text or "{}"))
     return {}
@@ -218,29 +269,31 @@ def last_readings(db: sqlite3.Connection, task_id: int) -> dict[int, tuple[int, 
     A task database has no index, but its samples are sorted by device: the counts give the row of the last one. A job
     database is sorted otherwise and has an index.
     """
-    wanted = f"SELECT at_ms, {', '.join(METRICS)} FROM sample WHERE device_id = ? AND at_ms BETWEEN ? AND ? AND"
+    select = f"SELECT at_ms, {', '.join(METRICS)} FROM sample WHERE device_id = ? AND at_ms BETWEEN ? AND ? AND"
+    by_row = f"{select} rowid BETWEEN ? AND ? ORDER BY at_ms DESC"
+    by_time = f"{select} task_id = ? ORDER BY at_ms DESC LIMIT {_RECENT_ROWS}"
     totals = "SELECT device_id, samples, last_at_ms FROM device_total WHERE task_id = ? AND samples > 0 ORDER BY 1"
-    found, row_number = {}, 0
+    last_by_device = {}
+    row_number = 0
     for device_id, samples, last_ms in db.execute(totals, (task_id,)).fetchall():
         row_number += samples
         place = (device_id, last_ms - _RECENT_MS, last_ms)
-        by_row = f"{wanted} rowid BETWEEN ? AND ? ORDER BY at_ms DESC"
         rows = db.execute(by_row, (*place, row_number - _RECENT_ROWS, row_number)).fetchall()
         if not rows or rows[0][0] != last_ms:
-            by_time = f"{wanted} task_id = ? ORDER BY at_ms DESC LIMIT {_RECENT_ROWS}"
             rows = db.execute(by_time, (*place, task_id)).fetchall()
         if rows:
-            last, *before = (Reading(**dict(zip(METRICS, row[1:], strict=True))) for row in rows)
-            found[device_id] = rows[0][0], last.completed(before)
-    return found
+            readings = [Reading(**dict(zip(METRICS, row[1:], strict=True))) for row in rows]
+            last_by_device[device_id] = rows[0][0], readings[0].completed(readings[1:])
+    return last_by_device
 
 
 def _trail(stretches: Sequence[tuple[Any, ...]]) -> Trail:
     """Return stretches as columns; a missing stretch is a step without a reading."""
     if not stretches:
         return Trail()
-    from_ms, step_ms = stretches[0][0], max(1, stretches[0][1] - stretches[0][0])
-    rows: list[Sequence[int | None]] = [(None,) * 4] * ((stretches[-1][0] - from_ms) // step_ms + 1)
+    from_ms = stretches[0][0]
+    step_ms = max(1, stretches[0][1] - stretches[0][0])
+    rows = [(None,) * 4] * ((stretches[-1][0] - from_ms) // step_ms + 1)
     for stretch in stretches:
         rows[(stretch[0] - from_ms) // step_ms] = stretch[2:]
     return Trail(from_ms, step_ms, *map(PackedSteps, zip(*rows, strict=True)))
@@ -303,7 +356,8 @@ _DEVICES = f"""
            coalesce(s.gap_s, 0.0) AS gap_s, s.busy_mean_percent
     FROM device d JOIN task t USING (task_id) JOIN device_summary s USING (device_id)
     WHERE d.task_id = ? ORDER BY d.device_index, d.token"""
-_NONE, _UNREAD = UnderWay(), Reading()
+_NONE = UnderWay()
+_UNREAD = Reading()
 _SHARED = ("task", "node", "name", "backend")  # the same text for many devices: kept once
 _THROTTLED = "SELECT device_id, reason, samples FROM throttle_count WHERE task_id = ?"
 _STATES = "SELECT device_id, state, total_s, measured_s, busy_s, energy_j FROM device_time WHERE task_id = ?"
@@ -316,15 +370,19 @@ def read_devices(db: sqlite3.Connection, *, readings: bool = True) -> Iterator[D
     """Yield the devices of all tasks with the totals that were computed at publication, and their last ``readings``."""
     if not is_job_database(db):  # which has this view
         db.execute(f"CREATE TEMP VIEW device_summary AS {DEVICE_SUMMARY.select()}")
-    alone, under_way = read_alone(db), {}
+    alone = read_alone(db)
+    under_way = {}
     for device_id, tries, total_s, busy_s, energy_j in db.execute(_TRIES):  # they count as working
         alone_s = sum(to_ms - from_ms for from_ms, to_ms in alone.get(device_id, ())) / 1000
         under_way[device_id] = UnderWay(tries, total_s, busy_s, energy_j, alone_s)
     # One task at a time: a job may have tens of thousands of devices.
     for task in db.execute("SELECT task_id FROM task ORDER BY job_id, array_index, restart, node, name"):
-        throttled, states, metrics = (grouped(db.execute(sql, task)) for sql in (_THROTTLED, _STATES, _METRIC_ROWS))
+        throttled = grouped(db.execute(_THROTTLED, task))
+        states = grouped(db.execute(_STATES, task))
+        metrics = grouped(db.execute(_METRIC_ROWS, task))
         work = _work(db, task)
-        sparks, last = grouped(db.execute(_SPARKS, task)), last_readings(db, *task) if readings else {}
+        sparks = grouped(db.execute(_SPARKS, task))
+        last = last_readings(db, *task) if readings else {}
         for row in rows_by_name(db, _DEVICES, task):
             device_id = row["device_id"]
             read_at_ms, reading = last.get(device_id, (None, _UNREAD))
@@ -362,17 +420,28 @@ _SPARKS = """
 
 
 def _work(db: sqlite3.Connection, task: tuple[int]) -> dict[int, DeviceWork]:
-    workers, durations = dict(db.execute(_WORKERS, task)), grouped(db.execute(_DURATIONS, task))
+    workers = dict(db.execute(_WORKERS, task))
+    durations = grouped(db.execute(_DURATIONS, task))
     done_sql = _DONE_EVER if is_job_database(db) else _DONE
     audio_s = {device_id: seconds for device_id, _, seconds in db.execute(done_sql, task)}
-    found = {device_id: DeviceWork(many) for device_id, many in workers.items()}
-    for device_id, done, failed, lost, *ends in db.execute(_WORK, task):
+    work = {device_id: DeviceWork(many) for device_id, many in workers.items()}
+    for device_id, done, failed, lost, last_end_ms, gave_up in db.execute(_WORK, task):
         p50_s = p95_s = longest_s = None
         if durations[device_id]:
             _, _, _, p50_s, p95_s, longest_s = distribution(dict(durations[device_id]))
-        counts = (workers.get(device_id, 0), done, failed, lost)
-        found[device_id] = DeviceWork(*counts, audio_s.get(device_id, 0.0), p50_s, p95_s, longest_s, *ends)
-    return found
+        work[device_id] = DeviceWork(
+            workers=workers.get(device_id, 0),
+            done=done,
+            failed=failed,
+            lost=lost,
+            audio_s=audio_s.get(device_id, 0.0),
+            chunk_p50_s=p50_s,
+            chunk_p95_s=p95_s,
+            chunk_max_s=longest_s,
+            last_end_ms=last_end_ms,
+            gave_up=gave_up,
+        )
+    return work
 
 
 # --- over time --------------------------------------------------------------------------------------------------------
@@ -409,21 +478,20 @@ def _read_stretches(db: sqlite3.Connection, device_id: int, lost: Times = ()) ->
     if not rows:
         return None
     from_ms, to_ms, states, *others = zip(*rows, strict=True)
-    seconds = list[dict[str, float]]()
-    if lost or min(map(sub, to_ms, from_ms)) <= _SHORT_MS:  # only then it matters how the states share a stretch
-        seconds = [dict(zip(STATES, row, strict=True)) for row in zip(*others[: len(STATES)], strict=True)]
+    seconds_by_state = others[: len(STATES)]
     figures = [array("d", [nan if v is None else v for v in column]) for column in others[len(STATES) :]]
     kept = list(map(intern, states))
-    for place, (begin_ms, end_ms, parts) in enumerate(zip(from_ms, to_ms, seconds, strict=True) if lost else ()):
-        shared_ms = sum(max(0, min(end_ms, b) - max(begin_ms, a)) for a, b in lost)
-        if (lost_s := min(parts["working"], shared_ms / 1000)) > 0:
-            parts["working"], parts["lost"] = parts["working"] - lost_s, parts["lost"] + lost_s
-            kept[place] = max(parts, key=parts.__getitem__)
+
+    seconds = list[dict[str, float]]()
+    if lost or min(map(sub, to_ms, from_ms)) <= _SHORT_MS:  # only then it matters how the states share a stretch
+        seconds = [dict(zip(STATES, row, strict=True)) for row in zip(*seconds_by_state, strict=True)]
     mixed = {}  # the short stretches with several states: position → seconds in each state
-    for place, times in enumerate(seconds):
-        parts = {state: s for state, s in times.items() if s > _ROUNDING_S}
-        if to_ms[place] - from_ms[place] <= _SHORT_MS and len(parts) > 1:
-            mixed[place] = parts
+    for place, parts in enumerate(seconds):
+        if _move_to_lost(parts, from_ms[place], to_ms[place], lost):
+            kept[place] = max(parts, key=parts.__getitem__)
+        longer = {state: s for state, s in parts.items() if s > _ROUNDING_S}
+        if to_ms[place] - from_ms[place] <= _SHORT_MS and len(longer) > 1:
+            mixed[place] = longer
     return Stretches(
         array("q", from_ms),
         array("q", to_ms),
@@ -431,3 +499,14 @@ def _read_stretches(db: sqlite3.Connection, device_id: int, lost: Times = ()) ->
         {metric: Envelope(*figures[3 * n : 3 * n + 3]) for n, metric in enumerate(CHARTED)},
         mixed,
     )
+
+
+def _move_to_lost(parts: dict[str, float], from_ms: int, to_ms: int, lost: Times) -> bool:
+    """Move the working time of a stretch that was lost to that state; return whether there was any."""
+    shared_ms = sum(max(0, min(to_ms, end_ms) - max(from_ms, begin_ms)) for begin_ms, end_ms in lost)
+    lost_s = min(parts["working"], shared_ms / 1000)
+    if lost_s <= 0:
+        return False
+    parts["working"] -= lost_s
+    parts["lost"] += lost_s
+    return True

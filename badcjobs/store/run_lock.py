@@ -1,42 +1,45 @@
 """Locks of a run folder: one submit at a time reads it, and one emulation at a time works in it.
 
-An emulation holds ``logs/emulation.lock`` while it runs, and writes into it the command that continues its work. For a
-Slurm job see submitted.json (``submission_record.py``).
+Both are leases. An emulation also writes the command that continues its work into ``logs/emulation.lock``. For a Slurm
+job see submitted.json (``submission_record.py``).
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput
+from badcjobs.locks import Held, Lease, find_holder, this_process
 from badcjobs.masking import mask_words
 from badcjobs.paths import RunFolder, shell_line
 from badcjobs.small_files import open_regular, read_optional
 
+_EMULATION = "emulation"
+
 
 def lock_file_in(out: Path) -> Path:
-    """Return the lock file of an emulation of this run."""
+    """Return the file in which an emulation of this run describes itself; it stays."""
     return out / "logs" / "emulation.lock"
 
 
 @contextmanager
 def folder_lock(out: Path) -> Iterator[None]:
     """Lock a run folder for one submit: the next one then finds what this one has written."""
-    if not out.is_dir():
-        check_writable(out)
-    with ExitStack() as stack:
-        with suppress(OSError):  # no permission, or a filesystem without locks
-            lock = os.open(out, os.O_RDONLY)
-            stack.callback(os.close, lock)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+    check_writable(out)
+    clock = SystemClock()
+    lease = Lease(out, "submit", this_process(clock), clock)
+    lease.wait()
+    try:
         yield
+    finally:
+        lease.release()
 
 
 def check_writable(out: Path) -> None:
@@ -51,10 +54,8 @@ def check_writable(out: Path) -> None:
 
 
 def is_emulated_now(out: Path) -> bool:
-    """Say whether an emulation works on a run now; False on a filesystem without locks, where this is not known."""
-    with suppress(OSError), os.fdopen(open_regular(lock_file_in(out))) as file:
-        return not _try_lock(file, fcntl.LOCK_SH)
-    return False  # there is no emulation, or it belongs to another user
+    """Say whether an emulation works on a run now."""
+    return find_holder(lock_file_in(out).parent, _EMULATION, SystemClock().now_ms()) is not None
 
 
 def refuse_during_emulation(out: Path) -> None:
@@ -73,25 +74,17 @@ def emulation_lock(out: Path, command: Sequence[str]) -> Iterator[IO[str]]:
     except OSError as error:
         line = shell_line("ls", "-ld", path.parent)
         raise BadInput(f"{path} cannot be written", why=error.strerror, fix=line) from error
+    clock = SystemClock()
     with opened as file:
-        while not _try_lock(file, fcntl.LOCK_EX):
-            if not _try_lock(file, fcntl.LOCK_SH):  # else another process only tested the lock for a moment
-                raise _busy(out)
-        file.truncate(0)
-        file.write(json.dumps({"pid": os.getpid(), "command": mask_words(command)}) + "\n")
-        file.flush()
-        yield file
-
-
-def _try_lock(file: IO[str], kind: int) -> bool:
-    """Lock a file; return False if another process has a conflicting lock."""
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass  # this filesystem has no locks
-    return True
+        refuse_during_emulation(out)
+        try:
+            with Lease(path.parent, _EMULATION, this_process(clock), clock):
+                file.truncate(0)
+                file.write(json.dumps({"pid": os.getpid(), "command": mask_words(command)}) + "\n")
+                file.flush()
+                yield file
+        except Held:
+            raise _busy(out) from None
 
 
 def _busy(out: Path) -> BadInput:

@@ -13,12 +13,14 @@ from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import TaskKey
 from badcjobs.paths import shell_line
 from badcjobs.store.atomic_write import read_checksum
-from badcjobs.store.connect import grouped, open_job_database, open_sealed, refuse_strange_tables
+from badcjobs.store.connect import grouped, open_sealed, refuse_strange_tables
 from badcjobs.store.plausible import UNREADABLE
 from badcjobs.store.read_tasks import parse_settings
 from badcjobs.store.source_files import check_bytes, full_path
 
-_DEPTH, _MOST_FOLDERS, _MOST_RUNS = 4, 5000, 20
+_DEPTH = 4
+_MOST_FOLDERS = 5000
+_MOST_RUNS = 20
 _FACTS = "SELECT engine, value FROM task, meta WHERE key = 'settings'"
 _MERGED = """
     SELECT s.path, t.engine, m.value FROM task t JOIN source_file s USING (task_id)
@@ -70,9 +72,10 @@ def _find_runs(folder: Path) -> Iterator[Path]:
 
 def refuse_different_runs(files: Iterable[Path], inputs: Sequence[Path], job: Path | None) -> None:
     """Refuse files of different runs, or of other runs than those that the job database has."""
-    same, others = list[_Run](), list[_Run]()
+    same = list[_Run]()
+    others = list[_Run]()
     if job is not None:
-        with suppress(*UNREADABLE), closing(open_job_database(job)) as db:
+        with suppress(*UNREADABLE), closing(open_sealed(job)) as db:
             same = [_Run.of(full_path(job.parent / path), *facts) for path, *facts in db.execute(_MERGED)]
     keys = ((file, TaskKey.parse(file.stem)) for file in files)
     of_one_job = grouped(((file.parent, key.job_id if key else file.stem), file) for file, key in keys)

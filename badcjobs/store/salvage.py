@@ -1,8 +1,8 @@
 """Salvages a damaged task database: writes the rows that can still be read into a new one.
 
-Pages whose stamp is wrong are not read. Every table is read with SQL from both ends up to the damage, then between the
-damaged places. If the list of tables is damaged, that of an empty task database is used, where it is on the same pages.
-Rows that cannot be right are dropped. Lost rows are counted by table.
+Pages whose stamp is wrong are not read. Every table is read with SQL from both ends up to the damage. If the list of
+tables is damaged, that of an empty task database is used, where it is on the same pages. Rows that cannot be right are
+dropped. Lost rows are counted by table.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
+from sqlite3 import Connection
 from typing import Any
 
 from badcjobs.model import TaskKey
@@ -21,8 +22,8 @@ from badcjobs.store.connect import TableEntry, create_tables, list_tables, open_
 from badcjobs.store.plausible import UNREADABLE, is_plausible, is_time
 from badcjobs.store.schema import DERIVED, TABLES, columns_of, insert_sql
 
-_LEAST_ROW_BYTES = 4
 _HIGHEST_ROWID = 2**63 - 1
+Counts = dict[str, int]  # of rows, by table
 _LOST_DEVICE = """
     INSERT INTO device (device_id, task_id, token, backend, why)
     SELECT DISTINCT device_id, task_id, '?', 'none', 'its row was lost; restored from its samples' FROM sample
@@ -34,7 +35,7 @@ _REOPEN = """
         WHERE d.recording_id = chunk.recording_id AND d.chunk_id = chunk.chunk_id)"""
 
 
-def salvage(damaged: Path, clean: Path) -> tuple[dict[str, int], dict[str, int] | None] | None:
+def salvage(damaged: Path, clean: Path) -> tuple[Counts, Counts | None] | None:
     """Write what can still be read of a damaged task database as a new one; None: nothing can be read.
 
     The damaged file is only read. Its name tells the task if the task's own row is lost. ``clean`` must not exist; it
@@ -125,7 +126,7 @@ def _restore_list_of_tables(copy: Path, empty: bytes, roots: Collection[int]) ->
         file.write(count.to_bytes(4, "big"))
 
 
-def _open(path: Path) -> sqlite3.Connection:
+def _open(path: Path) -> Connection:
     db = open_sealed(path)
     db.execute("PRAGMA writable_schema = ON")  # allows a file that is shorter than its header states
     db.execute("PRAGMA cell_size_check = ON")
@@ -141,79 +142,49 @@ _NAMES = [table.name for table in _OWN]
 _NUMBERED = {table.name for table in _OWN if table.columns[0].sql.startswith("INTEGER PRIMARY KEY")}
 
 
-def _read_tables(copy: Path, clean: sqlite3.Connection, tables: set[str]) -> None:
-    """Copy the rows that SQLite can reach."""
-    most_rows = copy.stat().st_size // _LEAST_ROW_BYTES
+def _read_tables(copy: Path, clean: Connection, tables: set[str]) -> None:
+    """Copy the rows that SQLite can reach: of each table from both ends up to the damage."""
     with closing(_open(copy)) as source:
         for table in (name for name in _NAMES if name in tables):
-            _read_table(source, clean, table, most_rows)
+            reached = _copy_rows(source, clean, table, 0, "ASC")
+            if reached is not None:
+                _copy_rows(source, clean, table, reached + 1, "DESC")
 
 
-def _read_table(source: sqlite3.Connection, clean: sqlite3.Connection, table: str, most_rows: int) -> None:
-    """Copy rows from both ends up to the damage, then from behind each damaged place.
-
-    The next readable row behind a damaged place is searched with growing steps; what the last step has skipped is read
-    backwards.
-    """
-    low = _copy_rows(source, clean, table, (0, _HIGHEST_ROWID), "ASC")
-    if low is None:
-        return
-    high = _copy_rows(source, clean, table, (low + 1, _HIGHEST_ROWID), "DESC")
-    if high is None or table in _NUMBERED:
-        return
-    last = min(high - 1, most_rows)
-    unreadable = low + 1
-    misses = 0
-    while (start := unreadable + 1 + misses // 8) <= last:
-        reached = _copy_rows(source, clean, table, (start, last), "ASC")
-        if reached == start - 1:
-            unreadable = start
-            misses += 1
-            continue
-        _copy_rows(source, clean, table, (unreadable + 1, start - 1), "DESC")
-        if reached is None:
-            return
-        unreadable = reached + 1
-        misses = 0
-
-
-def _copy_rows(
-    source: sqlite3.Connection, clean: sqlite3.Connection, table: str, ends: tuple[int, int], order: str
-) -> int | None:
+def _copy_rows(source: Connection, clean: Connection, table: str, first_row: int, order: str) -> int | None:
     """Copy rows in one direction; return None if all were read, else the last row number reached."""
-    low, high = ends
     step = 1 if order == "ASC" else -1
-    reached = (low if step == 1 else high) - step
+    reached = first_row - 1 if order == "ASC" else _HIGHEST_ROWID + 1
     is_complete = False
     names = columns_of(table)
-    first = int(table in _NUMBERED)
+    skipped = int(table in _NUMBERED)
     sql = f"""SELECT rowid, {", ".join(names)} FROM {table} NOT INDEXED
-              WHERE rowid BETWEEN ? AND ? ORDER BY rowid {order} LIMIT ?"""
+              WHERE rowid BETWEEN ? AND ? ORDER BY rowid {order}"""
 
-    def read(*part: int) -> Iterator[Sequence[Any]]:
+    def read(low: int, high: int) -> Iterator[Sequence[Any]]:
         nonlocal reached
-        for rowid, *values in source.execute(sql, part):
+        for rowid, *values in source.execute(sql, (low, high)):
             reached = rowid
             if is_plausible(table, values):
-                yield rowid, *values[first:]
+                yield rowid, *values[skipped:]
 
     def rows() -> Iterator[Sequence[Any]]:
         nonlocal is_complete
         with suppress(*UNREADABLE):
-            yield from read(low, high, -1)
+            yield from read(first_row, _HIGHEST_ROWID)
             is_complete = True
             return
         with suppress(*UNREADABLE):  # Python drops a row if the next one cannot be read
-            yield from read(reached + step, reached + step, 1)
+            yield from read(reached + step, reached + step)
 
-    clean.executemany(f"{insert_sql(table, ('rowid', *names[first:]))} ON CONFLICT DO NOTHING", rows())
+    clean.executemany(f"{insert_sql(table, ('rowid', *names[skipped:]))} ON CONFLICT DO NOTHING", rows())
     return None if is_complete else reached
 
 
 # --- the task of the rows ---------------------------------------------------------------------------------------------
 
 
-def _find_task(db: sqlite3.Connection, file_name: str) -> int | None:
+def _find_task(db: Connection, file_name: str) -> int | None:
     """Return the task of this file: the one that may have this name, or else the only one in it; None: not known."""
     key = _key_of(file_name)
     if key is None:
@@ -230,7 +201,7 @@ def _key_of(file_name: str) -> TaskKey | None:
     return None if file_name.startswith(".") else TaskKey.parse(file_name)  # a hidden file is an unfinished copy
 
 
-def _complete(db: sqlite3.Connection, task_id: int, damaged: Path) -> tuple[dict[str, int], dict[str, int] | None]:
+def _complete(db: Connection, task_id: int, damaged: Path) -> tuple[Counts, Counts | None]:
     """Keep the rows of one task that can be right, restore lost rows of tasks and devices, and count."""
     changed_at_ms = int(damaged.stat().st_mtime * 1000)
     published = read_sealed_rows(db)
@@ -258,7 +229,7 @@ def _complete(db: sqlite3.Connection, task_id: int, damaged: Path) -> tuple[dict
     return rows, lost if published else None
 
 
-def _count_rows(db: sqlite3.Connection) -> dict[str, int]:
+def _count_rows(db: Connection) -> Counts:
     return {table: read_value(db, f"SELECT count(*) FROM {table}") for table in _NAMES}
 
 
@@ -274,7 +245,7 @@ _KEYS = {
 }
 
 
-def _drop_other_times(db: sqlite3.Connection, changed_at_ms: int) -> None:
+def _drop_other_times(db: Connection, changed_at_ms: int) -> None:
     """Drop rows from before the task's start, after its end, or after the last change of the file."""
     db.execute("DELETE FROM task WHERE ended_at_ms < started_at_ms")
     for started_at_ms, ended_at_ms in db.execute("SELECT started_at_ms, ended_at_ms FROM task").fetchall():
@@ -287,7 +258,7 @@ def _drop_other_times(db: sqlite3.Connection, changed_at_ms: int) -> None:
                 db.execute(f"DELETE FROM {table.name} WHERE {column.name} NOT BETWEEN ? AND ?", span)
 
 
-def _drop_unknown_ids(db: sqlite3.Connection, published: Mapping[str, int]) -> None:
+def _drop_unknown_ids(db: Connection, published: Mapping[str, int]) -> None:
     """Drop rows that refer to a device, worker, recording or chunk that never existed.
 
     If rows of these tables are lost, the ids cannot be checked.

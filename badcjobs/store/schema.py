@@ -8,7 +8,7 @@ A change here needs a new SCHEMA_VERSION; files with another version are refused
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -65,6 +65,18 @@ _CHUNK = (
 
 _OF_A_CHUNK = "(recording_id, chunk_id) REFERENCES chunk (recording_id, chunk_id)"
 
+_DETECTION = define_table(
+    "detection",
+    "A detection in a chunk that is done; times count from the chunk's start.",
+    _TASK_ID,
+    *_CHUNK,
+    Column("start_ms", "INTEGER NOT NULL", "from the chunk's start"),
+    Column("end_ms", "INTEGER NOT NULL", "from the chunk's start"),
+    Column("label", "TEXT NOT NULL", "code of the species or sound"),
+    Column("label_name", "TEXT", "its name, where the engine gives one"),
+    Column("score", "REAL", "the engine's confidence"),
+    parent=_OF_A_CHUNK,
+)
 _OWN = (
     define_table(
         "meta",
@@ -228,6 +240,13 @@ _OWN = (
         Column("sample_rate_hz", "INTEGER", "samples per second; NULL as above"),
         Column("channels", "INTEGER", "number of channels; NULL as above"),
         Column("pattern", "TEXT", "the pattern of the config that matches its path; NULL: the built-in rule"),
+        Column("latitude", "REAL", "where it was made, for the filter of species; NULL: not given"),
+        Column("longitude", "REAL", "as latitude"),
+        Column("region", "TEXT", "eBird region, which counts before the coordinates; NULL: not given"),
+        Column("recorded_on", "TEXT", "date that the filter of species uses, ISO 8601; NULL: not known"),
+        Column("location_name", "TEXT", "name of the place in the list or manifest; NULL: not given"),
+        Column("left_out", "TEXT", "why it has no chunks: no_place (--filelist); NULL: it is analysed"),
+        Column("no_county", "INTEGER", "1: its coordinates are in no county, so the filter is off; NULL: not known"),
         key="task_id, recording_id",
     ),
     define_table(
@@ -254,22 +273,16 @@ _OWN = (
         "An automatic decision of the wrapper, and why.",
         _TASK_ID,
         Column("at_ms", "INTEGER NOT NULL", "when"),
-        Column("kind", "TEXT NOT NULL", "workers_per_gpu, mps, memory_limit, staging, short_audio, left_out, gave_up"),
+        Column("code", "TEXT NOT NULL", "workers.…, mps.…, memory_limit.…, staging.…, short_audio, left_out, gave_up"),
         Column("subject", "TEXT", "its subject: the model of the device, the chunk, or an ending; NULL: the task"),
-        Column("value", "REAL", "workers, seconds of audio, files left out, or 1: yes, 0: no; NULL: no number"),
-        Column("reason", "TEXT NOT NULL", "why, with the figures behind it"),
+        Column("figures", "TEXT NOT NULL", "JSON: the figures behind it, by name; what is not known is left out"),
+        Column("reason", "TEXT NOT NULL", "code and figures as a sentence"),
     ),
-    define_table(
-        "detection",
-        "A detection in a chunk that is done; times count from the chunk's start.",
-        _TASK_ID,
-        *_CHUNK,
-        Column("start_ms", "INTEGER NOT NULL", "from the chunk's start"),
-        Column("end_ms", "INTEGER NOT NULL", "from the chunk's start"),
-        Column("label", "TEXT NOT NULL", "code of the species or sound"),
-        Column("label_name", "TEXT", "its name, where the engine gives one"),
-        Column("score", "REAL", "the engine's confidence"),
-        parent=_OF_A_CHUNK,
+    _DETECTION,
+    replace(
+        _DETECTION,
+        name="rarity",
+        help="A detection that HawkEars keeps apart: of a species that is not expected at that place in that week.",
     ),
     define_table(
         "alert",

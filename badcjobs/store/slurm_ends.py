@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from badcjobs.small_files import parse_json, read_small, set_aside
-from badcjobs.store.connect import open_job_database
+from badcjobs.store.connect import open_sealed
 from badcjobs.store.plausible import UNREADABLE
 from badcjobs.store.source_files import HOLDING, SourceFile
 
@@ -28,12 +28,18 @@ _WITHOUT_END = f"""
     LEFT JOIN task_meta m ON m.task_id = t.task_id AND m.key = '{SPOOL_KEY}' WHERE t.slurm_state IS NULL"""
 
 
-SlurmEnd = tuple[str, str | None, str | None, int]  # state, exit code, which hook wrote it, task_id
+class SlurmEnd(NamedTuple):
+    """How a task ended according to Slurm."""
+
+    state: str
+    exit_code: str | None
+    written_by: str | None  # the hook
+    task_id: int
 
 
 def has_new_ends(job_database: Path, files: Sequence[SourceFile]) -> bool:
     """Say whether there is an end that a job database does not have yet."""
-    with suppress(*UNREADABLE), closing(open_job_database(job_database)) as db:
+    with suppress(*UNREADABLE), closing(open_sealed(job_database)) as db:
         return next(find_ends(db, files, job_database.parent), None) is not None
     return False
 
@@ -43,25 +49,41 @@ def find_ends(db: sqlite3.Connection, files: Sequence[SourceFile], folder: Path)
     databases = {file.task_id: folder / file.path for file in files if file.status in HOLDING}
     ends_of = cache(_read_ends)
     for task_id, job_id, array_index, started_at_ms, spool in db.execute(_WITHOUT_END).fetchall():
-        from_controller: dict[str, Any] = {}
+        from_controller = {}
         if spool is not None and str(job_id).isdecimal():
             ends = ends_of(Path(spool), job_id)
-            # The run in which the task started; a requeued job has several, and of two the nearer start counts.
-            at_s, both = started_at_ms / 1000, [*ends.get(array_index, []), *ends.get(None, [])]
-            fits = [end for end in both if end["start_s"] - _SLACK_S <= at_s <= end["end_s"] + _SLACK_S]
-            from_controller = min(fits, key=lambda end: abs(float(end["start_s"]) - at_s), default={})
-        database = databases.get(task_id)
-        from_node = {} if database is None else next(_read_lines(end_beside(database)), {})  # or from the emulation
+            runs = [*ends.get(array_index, []), *ends.get(None, [])]
+            from_controller = _choose_run(runs, started_at_ms / 1000)
+        from_node = {}
+        if task_id in databases:  # or from the emulation
+            from_node = next(_read_lines(end_beside(databases[task_id])), {})
         if from_controller or from_node:
-            names = ("state", "exit_code", "written_by")
-            state, code, writer = (_text(from_controller, name) or _text(from_node, name) for name in names)
-            yield state or SEEN_TO_END, code, writer, task_id
+            both = {**_texts(from_node), **_texts(from_controller)}
+            state = both.get("state", SEEN_TO_END)
+            yield SlurmEnd(state, both.get("exit_code"), both.get("written_by"), task_id)
+
+
+def _choose_run(runs: Sequence[dict[str, Any]], at_s: float) -> dict[str, Any]:
+    """Return the run of a task that started at this time; empty: none.
+
+    A requeued task has several runs; of two that fit the nearer start counts.
+    """
+    fitting = [run for run in runs if run["start_s"] - _SLACK_S <= at_s <= run["end_s"] + _SLACK_S]
+    return min(fitting, key=lambda run: abs(float(run["start_s"]) - at_s), default={})
+
+
+def _texts(record: dict[str, Any]) -> dict[str, str]:
+    """Return what a record says about the end, without what is empty or no text."""
+    texts = {name: record.get(name) for name in ("state", "exit_code", "written_by")}
+    return {name: text for name, text in texts.items() if isinstance(text, str) and text}
 
 
 def read_end_beside(database: Path) -> str | None:
     """Return the Slurm state in the record next to a task database: FAILED, …; None: there is no record."""
     record = next(_read_lines(end_beside(database)), None)
-    return None if record is None else _text(record, "state") or SEEN_TO_END
+    if record is None:
+        return None
+    return _texts(record).get("state", SEEN_TO_END)
 
 
 def end_beside(database: Path) -> Path:
@@ -71,7 +93,8 @@ def end_beside(database: Path) -> Path:
 
 def read_ends(db: sqlite3.Connection) -> list[SlurmEnd]:
     """Return the ends that a job database has already."""
-    return db.execute(f"SELECT {_COLUMNS}, task_id FROM task WHERE slurm_state IS NOT NULL").fetchall()
+    rows = db.execute(f"SELECT {_COLUMNS}, task_id FROM task WHERE slurm_state IS NOT NULL")
+    return [SlurmEnd(*row) for row in rows]
 
 
 def write_ends(db: sqlite3.Connection, ends: Iterable[SlurmEnd]) -> None:
@@ -79,16 +102,13 @@ def write_ends(db: sqlite3.Connection, ends: Iterable[SlurmEnd]) -> None:
     db.executemany(f"UPDATE task SET ({_COLUMNS}) = (?, ?, ?) WHERE task_id = ? AND slurm_state IS NULL", ends)
 
 
-def _text(record: dict[str, Any], name: str) -> str | None:
-    return value if isinstance(value := record.get(name), str) and value else None
-
-
 def _read_ends(spool: Path, job_id: str) -> dict[int | None, list[dict[str, Any]]]:
     """Return the ends of a job by array index; the index is None for a job that is not an array."""
     ends: dict[int | None, list[dict[str, Any]]] = {}
     for line in _read_lines(spool / "ends" / f"{job_id}.jsonl"):
-        times = isinstance(line.get("start_s"), int) and isinstance(line.get("end_s"), int)
-        if times and isinstance(index := line.get("array_index"), int | None):
+        index = line.get("array_index")
+        has_times = isinstance(line.get("start_s"), int) and isinstance(line.get("end_s"), int)
+        if has_times and isinstance(index, int | None):
             ends.setdefault(index, []).append(line)
     return ends
 

@@ -24,7 +24,8 @@ from badcjobs.small_files import DamagedFile, parse_fields, parse_json, read_opt
 from badcjobs.store.atomic_write import replace_text
 from badcjobs.store.run_lock import emulated_command, is_emulated_now
 
-PENDING, RUNNING = "PENDING", "RUNNING"  # states of an emulated task that has not ended
+PENDING = "PENDING"  # states of an emulated task that has not ended
+RUNNING = "RUNNING"
 NO_NOTE = "no information"
 _NOTES = {  # by state, and whether the emulation still runs; a killed emulation has not written how a task ended
     (PENDING, True): "waiting for its turn",
@@ -34,6 +35,8 @@ _NOTES = {  # by state, and whether the emulation still runs; a killed emulation
 }
 _OUT = "--out="
 DRAFT = ".submission_file_{}.sh"  # a script whose job has no number yet
+Command = tuple[str, ...]  # its words
+Document = dict[str, Any]  # of a file
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +99,17 @@ def read_intent(out: Path) -> tuple[Path, Record] | None:
 
 def last_submission(out: Path, find: Callable[[Path], str | None]) -> Record | None:
     """Return the last submission; if its job number was not written, ``find`` gets it from Slurm by the script."""
-    record, intent = read_record(out), read_intent(out)
-    if intent is None or intent[1].is_of(record) or (job_id := find(intent[0])) is None:
+    record = read_record(out)
+    intent = read_intent(out)
+    if intent is None:
         return record
-    return replace(intent[1], job=replace(intent[1].job, job_id=job_id))
+    script, intended = intent
+    if intended.is_of(record):
+        return record
+    job_id = find(script)
+    if job_id is None:
+        return record
+    return replace(intended, job=replace(intended.job, job_id=job_id))
 
 
 def forget_intent(out: Path) -> None:
@@ -109,11 +119,11 @@ def forget_intent(out: Path) -> None:
     intent_in(out).unlink(missing_ok=True)
 
 
-def _write(path: Path, values: dict[str, Any]) -> None:
+def _write(path: Path, values: Document) -> None:
     replace_text(path, json.dumps(values, indent=1) + "\n")
 
 
-def _record_of(values: dict[str, Any]) -> Record:
+def _record_of(values: Document) -> Record:
     record = parse_fields(Record, {**values, "job": parse_fields(Submitted, values["job"])})
     for number in filter(None, (record.job.job_id, record.job.merge_job_id)):
         if not number.isdecimal():  # it becomes a part of paths, and of lines to paste
@@ -126,7 +136,7 @@ def _record_of(values: dict[str, Any]) -> Record:
 # --- the options of submit --------------------------------------------------------------------------------------------
 
 
-def asked_of(order: ArrayOrder) -> dict[str, Any]:
+def asked_of(order: ArrayOrder) -> Document:
     """Return the options and keys of submit that an order stands for; times are in minutes, as sbatch takes them."""
     return {
         "--sbatch=--array": order.spec,
@@ -155,7 +165,7 @@ def differences(then: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def submit_command(cluster: str, run_arguments: Sequence[str], asked: Mapping[str, Any]) -> tuple[str, ...]:
+def submit_command(cluster: str, run_arguments: Sequence[str], asked: Mapping[str, Any]) -> Command:
     """Return the ``badcjobs submit`` that repeats a submission, without options that have their default value."""
     gpus = asked["--gpus-per-task"]  # the defaults of cores and memory depend on it
     defaults = asked_of(ArrayOrder(Path(), (), tasks=1, cpus=default_cpus(gpus), mem=default_mem(gpus)))
@@ -166,9 +176,13 @@ def submit_command(cluster: str, run_arguments: Sequence[str], asked: Mapping[st
             continue
         if option.startswith("submit."):
             words.append(f"--config={option}={value_text(value)}")
+        elif isinstance(value, list):
+            words += [f"{option}={part}" for part in value]
         else:
-            words += [f"{option}={one}" for one in (value if isinstance(value, list) else [value])]
-    return ("badcjobs", "submit", *words, *(["--", *of_run] if of_run else []))
+            words.append(f"{option}={value}")
+    if of_run:
+        words += ["--", *of_run]
+    return ("badcjobs", "submit", *words)
 
 
 def split_run_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -177,7 +191,7 @@ def split_run_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return before, [word for word in words if word not in before]
 
 
-def with_words(command: Sequence[str], *more: str) -> tuple[str, ...]:
+def with_words(command: Sequence[str], *more: str) -> Command:
     """Return a ``badcjobs submit`` with more options of its own: before --."""
     at = command.index("--") if "--" in command else len(command)
     return (*command[:at], *more, *command[at:])
@@ -186,7 +200,9 @@ def with_words(command: Sequence[str], *more: str) -> tuple[str, ...]:
 def _option_text(value: Any) -> str:
     if value is None or value == []:
         return "not given"
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return str(value)
 
 
 # --- the traces of a job ----------------------------------------------------------------------------------------------
@@ -197,7 +213,7 @@ class Trace:
     """What the run folder has about one job; empty for a job that was submitted with sbatch directly."""
 
     emulated: bool = False
-    command: tuple[str, ...] = ()  # the badcjobs submit command; empty: not known
+    command: Command = ()  # the badcjobs submit command; empty: not known
     logs: Mapping[int, Path] = field(default_factory=dict)  # by array index
     notes: Mapping[int, str] = field(default_factory=dict)  # what an emulation has written about each array index
 
@@ -213,22 +229,24 @@ class Trace:
 
 def find_trace(out: Path, job_id: str) -> Trace:
     """Return the traces of a job in a run folder; an empty number: of an emulation that has started no task."""
-    if (emulation := read_optional(rows_in(out, job_id), partial(_emulation_of, out))) is not None:
+    emulation = read_optional(rows_in(out, job_id), partial(_emulation_of, out))
+    if emulation is not None:
         return emulation
-    record, emulated = _record_in(out), _for_folder(emulated_command(out), out)
+    record = _record_in(out)
+    command = emulated_command(out)
     if record is None and not job_id:
-        return Trace(bool(emulated_command(out)), emulated)
+        return Trace(bool(command), _for_folder(command, out))
     if record is None or record.job.job_id != job_id:
         return Trace()
     logs = {index: out / "logs" / f"{job_id}_{index}_0_log.out" for index in record.job.indices}
     return Trace(False, _command_of(record, out), logs)
 
 
-def _emulation_of(out: Path, document: dict[str, Any]) -> Trace:
+def _emulation_of(out: Path, document: Document) -> Trace:
     """Return the trace of an emulation; ``document`` has the states of its tasks."""
     goes_on = is_emulated_now(out)
-    logs: dict[int, Path] = {}
-    notes: dict[int, str] = {}
+    logs = {}
+    notes = {}
     for row in document["tasks"]:
         index = int(row["index"])
         log = Path(row["log"])  # a script may have put it in another folder, where it stays
@@ -246,21 +264,27 @@ def is_emulation_over(out: Path, job_id: str) -> bool:
 
 def find_unbegun(out: Path) -> CutShort | None:
     """Return what to do when no task of a run has published anything; None: no task is known."""
-    if (found := find_cut_short(out) or find_idle_emulation(out)) is not None:
-        return found
+    unfinished = find_cut_short(out) or find_idle_emulation(out)
+    if unfinished is not None:
+        return unfinished
     look = shell_line("badcjobs", "monitor", out)
-    if (record := _record_in(out)) is not None:
-        return CutShort(f"job {record.job.job_id} was submitted; none of its tasks has published anything yet", look)
+    nothing_yet = "none of its tasks has published anything yet"
+    record = _record_in(out)
+    if record is not None:
+        return CutShort(f"job {record.job.job_id} was submitted; {nothing_yet}", look)
     if is_emulated_now(out):
-        return CutShort("an emulation is running; none of its tasks has published anything yet", look)
+        return CutShort(f"an emulation is running; {nothing_yet}", look)
     return None
 
 
 def find_idle_emulation(out: Path) -> CutShort | None:
     """Return the command that repeats an emulation that is over; None: there is none. Use it when no task is known."""
-    line = find_trace(out, "").line() if is_emulation_over(out, "") else ""
-    what = "no task is running and none will start: the emulation is over"
-    return CutShort(what, line) if line else None
+    if not is_emulation_over(out, ""):
+        return None
+    line = find_trace(out, "").line()
+    if not line:
+        return None
+    return CutShort("no task is running and none will start: the emulation is over", line)
 
 
 def rows_in(out: Path, job_id: str) -> Path:
@@ -277,15 +301,16 @@ def find_cut_short(out: Path) -> CutShort | None:
     intent = read_intent(out)
     if intent is None:
         return None
+    _, intended = intent
     record = _record_in(out)
+    state = "was interrupted, or is still running; the same command does the rest"
     what = "a submit was interrupted here, or is still running; the same command finds its job"
-    if record is not None and record.is_of(intent[1]):
-        number = record.job.job_id
-        what = f"the submit of job {number} was interrupted, or is still running; the same command does the rest"
-    return CutShort(what, shell_line(*_command_of(intent[1], out)) or "the same badcjobs submit")
+    if record is not None and record.is_of(intended):
+        what = f"the submit of job {record.job.job_id} {state}"
+    return CutShort(what, shell_line(*_command_of(intended, out)) or "the same badcjobs submit")
 
 
-def _command_of(record: Record, out: Path) -> tuple[str, ...]:
+def _command_of(record: Record, out: Path) -> Command:
     if record.asked is None:
         return ()
     return _for_folder(submit_command(record.cluster, record.run_arguments, record.asked), out)
@@ -294,7 +319,7 @@ def _command_of(record: Record, out: Path) -> tuple[str, ...]:
 # --- run folders that were moved or copied ----------------------------------------------------------------------------
 
 
-def _for_folder(command: Sequence[str], out: Path) -> tuple[str, ...]:
+def _for_folder(command: Sequence[str], out: Path) -> Command:
     """Return a command with its ``--out`` changed to the folder in which it was found, which may have been moved.
 
     A command whose secrets were hidden is of no use: it is not known.

@@ -10,7 +10,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,15 @@ from badcjobs.model import (
     Device,
     Fingerprint,
     NameGaps,
+    Place,
+    PlaceCounts,
     RecordingName,
     TaskKey,
     UsageReading,
     stable_id,
 )
-from badcjobs.store.connect import CHUNK_NAME, grouped, published_uri, read_only_uri, read_value, reading, transaction
+from badcjobs.model.decisions import Decision
+from badcjobs.store.connect import CHUNK_NAME, grouped, read_only_uri, read_value, reading, transaction
 from badcjobs.store.live_files import PatientDatabase
 from badcjobs.store.schema import columns_of, insert_sql
 
@@ -43,9 +46,36 @@ def count_gaps(db: sqlite3.Connection, recordings: str = "recording") -> NameGap
     return NameGaps(*db.execute(f"SELECT count(*), {kinds} FROM {recordings}").fetchone())
 
 
-_PENDING = """
-    SELECT rowid, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, is_cut, audio_bytes, audio_mtime_ns
-    FROM chunk WHERE status = 'pending' AND rowid > ? ORDER BY rowid LIMIT ?"""
+_PLACED = "(region IS NOT NULL OR latitude IS NOT NULL)"
+_PLACE_GAPS = f"""
+    SELECT count(*), count(left_out), count(*) FILTER (WHERE {_PLACED} AND recorded_on IS NULL),
+           count(*) FILTER (WHERE NOT {_PLACED} AND left_out IS NULL), sum(no_county)
+    FROM recording"""
+_PATHS = "SELECT source_path FROM recording WHERE {} ORDER BY source_path LIMIT 5"
+
+
+def count_places(db: sqlite3.Connection) -> PlaceCounts | None:
+    """Count the recordings that are left out, or lack a date or a place; None: there are no places."""
+    recordings, left_out, undated, unplaced, no_county = db.execute(_PLACE_GAPS).fetchone()
+    if unplaced == recordings:
+        return None
+    return PlaceCounts(
+        recordings,
+        left_out,
+        undated,
+        unplaced,
+        left_out_names=[path for (path,) in db.execute(_PATHS.format("left_out IS NOT NULL"))],
+        not_covered=no_county,
+        not_covered_names=[path for (path,) in db.execute(_PATHS.format("no_county"))],
+    )
+
+
+_PLACE = tuple(column.name for column in fields(Place))
+_PENDING = f"""
+    SELECT c.rowid, c.recording_id, c.chunk_id, c.source_path, c.audio_path, c.start_ms, c.end_ms, c.is_cut,
+           c.audio_bytes, c.audio_mtime_ns, {", ".join(f"r.{name}" for name in _PLACE)}
+    FROM chunk c LEFT JOIN recording r ON r.task_id = c.task_id AND r.recording_id = c.recording_id
+    WHERE c.status = 'pending' AND c.rowid > ? ORDER BY c.rowid LIMIT ?"""
 _RECENT = """
     SELECT a.device_id, c.audio_s, (a.ended_at_ms - a.started_at_ms) / 1000.0
     FROM attempt a JOIN chunk c USING (recording_id, chunk_id)
@@ -74,6 +104,13 @@ _DONE_ELSEWHERE = f"""
     WHERE c.rowid > ? AND (c.status = 'pending' OR c.error_class IS NOT NULL)
         AND (o.status = 'done' OR ? AND o.status IN ('failed', 'poison'))
     ORDER BY c.rowid LIMIT 10000"""
+
+_SAME_PLACE = " AND ".join(f"o.{name} IS r.{name}" for name in ("latitude", "longitude", "region", "recorded_on"))
+_MOVED = f"""
+    SELECT r.source_path FROM main.recording r CROSS JOIN other.recording o ON o.recording_id = r.recording_id
+    WHERE NOT ({_SAME_PLACE}) AND EXISTS (
+        SELECT 1 FROM other.chunk c WHERE c.recording_id = r.recording_id AND c.status = 'done')
+    ORDER BY r.rowid"""
 
 
 class TaskWriter:
@@ -125,10 +162,16 @@ class TaskWriter:
         """Write a gap that only the wrapper can know of."""
         self._insert("gap", task_id=self.task_id, device_id=device_id, from_ms=from_ms, to_ms=to_ms, reason=reason)
 
-    def add_decision(self, kind: str, subject: str | None, value: float | None, reason: str, at_ms: int) -> None:
-        """Write an automatic decision and its reason."""
+    def add_decision(self, decision: Decision, at_ms: int) -> None:
+        """Write a decision that the program has made by itself."""
         self._insert(
-            "decision", task_id=self.task_id, at_ms=at_ms, kind=kind, subject=subject, value=value, reason=reason
+            "decision",
+            task_id=self.task_id,
+            at_ms=at_ms,
+            code=decision.code.value,
+            subject=decision.subject,
+            figures=json.dumps(decision.figures),
+            reason=decision.reason,
         )
 
     def add_usage(self, reading: UsageReading, at_ms: int) -> None:
@@ -156,32 +199,54 @@ class TaskWriter:
     ) -> int:
         """Write every chunk as pending, streaming; nothing is written if the source has mistakes.
 
-        ``name_of`` reads study area, location and time from a path; without it no rows of recordings are written.
+        ``name_of`` says where and when a recording was made, and whether it is left out; without it no rows of
+        recordings are written. Return the number of chunks.
         """
-        rows, db = 0, self._db.on_disk()  # the list may be too long for memory
+        listed = 0
+        db = self._db.on_disk()  # the list may be too long for memory
         last_recording = None
+        name = RecordingName()
         with transaction(db):
             for rows, chunk in enumerate(chunks, 1):
+                progress(rows)
                 mark = chunk.fingerprint
+                if name_of is not None and chunk.recording_id != last_recording:
+                    last_recording = chunk.recording_id
+                    name = name_of(chunk)
+                    header = mark.header
+                    db.execute(
+                        _INSERT_RECORDING,
+                        (self.task_id, chunk.recording_id, chunk.source_path, name.study_area, name.location,
+                         name.recorded_at, header.duration_s, header.sample_rate_hz, header.channels, name.pattern,
+                         *astuple(name.place), name.left_out, name.no_county),
+                    )  # fmt: skip
+                if name.left_out is not None:
+                    continue
+                listed += 1
                 db.execute(
                     _INSERT_CHUNK,
                     (self.task_id, *chunk.key, chunk.source_path, chunk.audio_path, chunk.start_ms, chunk.end_ms,
                      chunk.audio_s, mark.audio_bytes, mark.audio_mtime_ns, mark.audio_sha256, int(chunk.is_cut)),
                 )  # fmt: skip
-                if name_of is not None and chunk.recording_id != last_recording:
-                    last_recording = chunk.recording_id
-                    name, header = name_of(chunk), mark.header
-                    db.execute(
-                        _INSERT_RECORDING,
-                        (self.task_id, chunk.recording_id, chunk.source_path, name.study_area, name.location,
-                         name.recorded_at, header.duration_s, header.sample_rate_hz, header.channels, name.pattern),
-                    )  # fmt: skip
-                progress(rows)
-        return rows
+        return listed
 
     def name_gaps(self) -> NameGaps:
         """Count the recordings whose paths lack a study area, a date or a time."""
         return count_gaps(self._db.now)
+
+    def count_places(self) -> PlaceCounts | None:
+        """Count the recordings that are left out, or lack a date or a place; None: there are no places."""
+        return count_places(self._db.now)
+
+    def moved_since(self, database: Path) -> list[str]:
+        """Return the recordings that have another place or date than in a database where some of them is done."""
+        db = self._db.now
+        with reading(database):
+            db.execute("ATTACH ? AS other", (read_only_uri(database),))
+            try:
+                return [path for (path,) in db.execute(_MOVED)]
+            finally:
+                db.execute("DETACH other")
 
     def skip_done_in(self, database: Path, *, retry_failed: bool = True) -> int:
         """Skip the chunks that another (sealed) database has done with the same audio; return their number.
@@ -189,17 +254,21 @@ class TaskWriter:
         Unless ``retry_failed``, skip chunks that failed there for good, too, with their error. Such a chunk counts as
         open for the next database, where it may be done.
         """
-        db, skipped, last = self._db.now, 0, 0  # stays valid if the disk fills up meanwhile
+        # stays valid if the disk fills up meanwhile
+        db = self._db.now
+        skipped = 0
+        last = 0
         with reading(database):
-            db.execute("ATTACH ? AS other", (published_uri(database),))
+            db.execute("ATTACH ? AS other", (read_only_uri(database),))
             try:
-                while found := db.execute(_DONE_ELSEWHERE, (last, not retry_failed)).fetchall():
-                    same = [(error_class, error, row) for row, _, error_class, error, is_same in found if is_same]
+                while rows := db.execute(_DONE_ELSEWHERE, (last, not retry_failed)).fetchall():
+                    same = [(error_class, error, row) for row, _, error_class, error, is_same in rows if is_same]
                     sql = "UPDATE chunk SET status = 'skipped', error_class = ?, error = ? WHERE rowid = ?"
                     self._write_many(sql, same)
-                    self._changed |= {row for row, status, _, _, is_same in found if status == "done" and not is_same}
+                    self._changed |= {row for row, status, _, _, is_same in rows if status == "done" and not is_same}
                     self._changed -= {row for _, _, row in same}
-                    skipped, last = skipped + len(same), found[-1][0]
+                    skipped += len(same)
+                    last = rows[-1][0]
             finally:
                 db.execute("DETACH other")
         return skipped
@@ -220,9 +289,17 @@ class TaskWriter:
             self._cursor = rows[-1][0]
         return [
             Chunk(
-                recording_id, chunk_id, path, audio_path, start, end, Fingerprint(size, mtime_ns), is_cut=bool(is_cut)
+                recording_id,
+                chunk_id,
+                path,
+                audio_path,
+                start,
+                end,
+                Fingerprint(size, mtime_ns),
+                is_cut=bool(is_cut),
+                place=Place(*place),
             )
-            for _, recording_id, chunk_id, path, audio_path, start, end, is_cut, size, mtime_ns in rows
+            for _, recording_id, chunk_id, path, audio_path, start, end, is_cut, size, mtime_ns, *place in rows
         ]
 
     def count_by_status(self) -> dict[str, int]:
@@ -338,11 +415,11 @@ class TaskWriter:
             (status, try_number, device_id, worker_id, result.started_at_ms, result.ended_at_ms, result.audio_s,
              len(result.detections) if result.ok else None, result.error_class, result.error, *chunk.key),
         )  # fmt: skip
-        self._write_many(
-            insert_sql("detection"),
-            [(self.task_id, *chunk.key, d.start_ms, d.end_ms, d.label, d.label_name, d.score)
-             for d in result.detections],
-        )  # fmt: skip
+        for table, detections in (("detection", result.detections), ("rarity", result.rarities)):
+            self._write_many(
+                insert_sql(table),
+                [(self.task_id, *chunk.key, d.start_ms, d.end_ms, d.label, d.label_name, d.score) for d in detections],
+            )
 
     # --- publishing and closing -----------------------------------------------------------------------------------
 

@@ -9,20 +9,20 @@ from __future__ import annotations
 import heapq
 import logging
 import math
-import shutil
-import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
-from badcjobs.devices.allocation import END_VARIABLE, EndTime, end_time_command, parse_end
+from badcjobs.devices.allocation import END_VARIABLE, EndTime, parse_end
+from badcjobs.devices.slurm_programs import show_end_time
 from badcjobs.model import Allocation, Chunk, Device, parse_stop_after
 from badcjobs.seams import Clock
+from badcjobs.store.connect import grouped
 from badcjobs.store.task_writer import TaskWriter
 from badcjobs.workers.work_queue import Fits
 
 log = logging.getLogger(__name__)
 
-_SQUEUE_TIMEOUT_S = 10.0
 _RESERVE_S = 20.0  # for the last publication, and for stopping the engines and the recorder
 _MARGIN_S = 5.0  # because chunks differ
 _SMALL_SHARE = 0.1  # reserve and margin take at most this share each, so that a task of one minute gets work done
@@ -58,7 +58,9 @@ class TaskProgress:
     @property
     def rate(self) -> float | None:
         """Seconds of audio per second; None: not known yet."""
-        return self.audio_done_s / self.elapsed_s if self.elapsed_s > 0 and self.audio_done_s > 0 else None
+        if self.elapsed_s <= 0 or self.audio_done_s <= 0:
+            return None
+        return self.audio_done_s / self.elapsed_s
 
     @property
     def eta_s(self) -> float | None:
@@ -77,17 +79,19 @@ def heartbeat_line(progress: TaskProgress, load: Sequence[float | None], devices
 
     ``lost``: how many of the devices no longer work.
     """
-    percents = ["?" if percent is None else f"{percent:.0f}%" for percent in load]
-    rate, eta = "?", "?"
-    if progress.rate is not None:  # below 1 two digits, because 0x would be wrong; never 5e-05
-        rate = f"{progress.rate:.0f}x" if progress.rate >= 1 else f"{max(progress.rate, 0.0001):.2g}x"
+    cpu, memory, gpu = ("?" if percent is None else f"{percent:.0f}%" for percent in load)
+    at_work = f"{devices - lost}/{devices}" if lost else devices
+    chunks = f"{progress.chunks_settled}/{progress.chunks_total}"
+    rate = "?"
+    if progress.rate is not None and progress.rate >= 1:
+        rate = f"{progress.rate:.0f}x"
+    elif progress.rate is not None:  # two digits, because 0x would be wrong; never 5e-05
+        rate = f"{max(progress.rate, 0.0001):.2g}x"
+    eta = "?"
     if progress.eta_s is not None:
         minutes, seconds = divmod(round(progress.eta_s), 60)
         eta = f"{minutes // 60:02d}:{minutes % 60:02d}:{seconds:02d}"
-    chunks = f"{progress.chunks_settled}/{progress.chunks_total}"
-    machine = "cpu={} mem={} gpu={}".format(*percents)
-    at_work = f"{devices - lost}/{devices}" if lost else devices
-    return f"heartbeat {machine} devices={at_work} chunks={chunks} rate={rate} eta={eta}"
+    return f"heartbeat cpu={cpu} mem={memory} gpu={gpu} devices={at_work} chunks={chunks} rate={rate} eta={eta}"
 
 
 def count_progress(writer: TaskWriter, elapsed_s: float, devices: Sequence[Device] = ()) -> TaskProgress:
@@ -95,11 +99,13 @@ def count_progress(writer: TaskWriter, elapsed_s: float, devices: Sequence[Devic
     counts = writer.count_by_status()
     failed = counts.get("failed", 0) + counts.get("poison", 0)
     settled = counts.get("done", 0) + failed
-    done, under_way = writer.done_by_device(), writer.under_way()
-    labels: dict[int | None, str] = {
-        writer.device_id(one): f"GPU {one.token if one.index is None else one.index}  {one.name or ''}".rstrip()
-        for one in devices
-    }
+    done = writer.done_by_device()
+    under_way = writer.under_way()
+    labels: dict[int | None, str] = {writer.device_id(device): _label_of(device) for device in devices}
+    work = []
+    for device_id, label in (labels or {None: "CPU"}).items():
+        chunks, audio_s = done.get(device_id, (0, 0.0))
+        work.append(DeviceWorkNow(label, chunks, audio_s, tuple(under_way.get(device_id, ()))))
     return TaskProgress(
         settled,
         settled + counts.get("pending", 0),
@@ -108,11 +114,13 @@ def count_progress(writer: TaskWriter, elapsed_s: float, devices: Sequence[Devic
         start_up_s=writer.start_up_s() or 0.0,
         failed=failed,
         retrying=writer.count_retrying(),
-        devices=tuple(
-            DeviceWorkNow(label, *done.get(device_id, (0, 0.0)), tuple(under_way.get(device_id, ())))
-            for device_id, label in (labels or {None: "CPU"}).items()
-        ),
+        devices=tuple(work),
     )
+
+
+def _label_of(device: Device) -> str:
+    number = device.token if device.index is None else device.index
+    return f"GPU {number}  {device.name or ''}".rstrip()
 
 
 # --- the time limit ---------------------------------------------------------------------------------------------------
@@ -120,61 +128,39 @@ def count_progress(writer: TaskWriter, elapsed_s: float, devices: Sequence[Devic
 
 def find_end(stop_after: str | None, allocation: Allocation, environ: Mapping[str, str], now_ms: int) -> EndTime | None:
     """Return the end of our time: the user's setting, else Slurm's variable, else one call of squeue, else None."""
-    seconds = None if stop_after is None else parse_stop_after(stop_after)
+    seconds = parse_stop_after(stop_after or "")
     if seconds is not None:
         return EndTime(now_ms + round(seconds * 1000), "run.stop_after")
     if not allocation.in_slurm:
         return None
     known = parse_end(allocation.facts.get(END_VARIABLE, ""), END_VARIABLE, now_ms)
-    return known or parse_end(query_end(allocation, environ), "squeue", now_ms)
-
-
-def query_end(allocation: Allocation, environ: Mapping[str, str]) -> str:
-    """Call squeue once; return an empty text if it is missing, too slow or fails."""
-    question = end_time_command(allocation)
-    program = shutil.which(question[0], path=environ.get("PATH"))
-    if program is None:
-        return ""
-    try:
-        # Seconds since 1970: a local date is ambiguous for an hour each autumn, and the site may set its format.
-        answer = subprocess.run(
-            [program, *question[1:]],
-            env={**environ, "SLURM_TIME_FORMAT": "%s"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SQUEUE_TIMEOUT_S,
-            check=False,
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        log.warning("squeue failed, so the end of the job is not known: %s", error)
-        return ""
-    return answer.stdout
+    return known or parse_end(show_end_time(allocation, environ), "squeue", now_ms)
 
 
 class Rates:
     """Predicts how long a chunk takes: the 95th percentile of the chunks finished last."""
 
     def __init__(self, work: Iterable[Work] = ()) -> None:
-        work = list(work)
-        devices = {device_id for device_id, _, _ in work}
-        self._by_device = {device: _slowest([one for one in work if one[0] == device]) for device in devices}
-        self._anywhere = _slowest(work)
+        by_device = grouped(work)
+        self._by_device = {device_id: _slowest(times) for device_id, times in by_device.items()}
+        self._anywhere = _slowest(list(chain.from_iterable(by_device.values())))
 
     def expected_s(self, device_id: int | None, audio_s: float | None) -> float | None:
         """Return the expected seconds of a chunk on a device, or on any if it has finished none; None: not known."""
         per_audio_s, per_chunk_s = self._by_device.get(device_id, self._anywhere)
-        return per_chunk_s if audio_s is None or per_audio_s is None else per_audio_s * audio_s
+        if audio_s is None or per_audio_s is None:
+            return per_chunk_s
+        return per_audio_s * audio_s
 
 
-def _slowest(work: Sequence[Work]) -> tuple[float | None, float | None]:
+def _slowest(times: Sequence[tuple[float | None, float]]) -> tuple[float | None, float | None]:
     """Return the p95 of seconds of work per second of audio, and per chunk."""
+    per_audio_s = [took_s / audio_s for audio_s, took_s in times if audio_s]
+    return _p95(per_audio_s), _p95([took_s for _, took_s in times])
 
-    def p95(values: list[float]) -> float | None:
-        return sorted(values)[math.ceil(0.95 * len(values)) - 1] if values else None
 
-    return p95([took_s / audio_s for _, audio_s, took_s in work if audio_s]), p95([took_s for *_, took_s in work])
+def _p95(values: list[float]) -> float | None:
+    return sorted(values)[math.ceil(0.95 * len(values)) - 1] if values else None
 
 
 class TimeBudget:
@@ -187,7 +173,9 @@ class TimeBudget:
         self.out_of_time = False  # whether any work was refused
         self._reported = False
         self._clock = clock
-        whole_s = math.inf if end is None else max(0.0, (end.at_ms - clock.now_ms()) / 1000)
+        whole_s = math.inf
+        if end is not None:
+            whole_s = max(0.0, (end.at_ms - clock.now_ms()) / 1000)
         self._margin_s = min(_MARGIN_S, _SMALL_SHARE * whole_s)
         self._stop_at_s = clock.monotonic_s() + whole_s - min(_RESERVE_S, _SMALL_SHARE * whole_s)
         self._rates = Rates()  # replaced as one object, so that threads need no lock
@@ -216,9 +204,10 @@ class TimeBudget:
         ``in_hand``: the chunks that the worker already has, each with its start time (ms) if it has one; the worker
         runs ``lanes`` of them at a time. Each accepted chunk counts as in hand for the next.
         """
-        rates, now_ms = self._rates, self._clock.now_ms()
+        rates = self._rates
+        now_ms = self._clock.now_ms()
         free_in_s = [0.0] * max(1, lanes)  # a heap: when each lane is free
-        for chunk, started_at_ms in sorted(in_hand, key=lambda one: one[1] is None):
+        for chunk, started_at_ms in sorted(in_hand, key=lambda work: work[1] is None):
             left_s = rates.expected_s(device_id, chunk.audio_s) or 0.0
             if started_at_ms is not None:  # a chunk that takes longer than expected may end at any time
                 left_s = max(0.0, left_s - (now_ms - started_at_ms) / 1000)
@@ -237,9 +226,10 @@ class TimeBudget:
 
     @property
     def is_news(self) -> bool:
-        """Whether work was refused for lack of time since the last call."""
-        news, self._reported = self.out_of_time and not self._reported, self.out_of_time
-        return news
+        """Whether work was refused for lack of time, the first time that it is asked."""
+        is_news = self.out_of_time and not self._reported
+        self._reported = self.out_of_time
+        return is_news
 
     @property
     def over(self) -> bool:

@@ -16,14 +16,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from badcjobs import __version__
 from badcjobs.devices.allocation import EndTime, requested_memory_bytes
-from badcjobs.devices.listing import open_devices
+from badcjobs.devices.listing import OpenedDevices, open_devices
 from badcjobs.errors import BadInput, ExitCode, NotHere
 from badcjobs.model import METRICS, AlertHooks, AlertLimits, Allocation, Device, MemoryHeld, StandIn, TaskKey
 from badcjobs.paths import LocalFolder, shell_line
 from badcjobs.processes import TASK_MARK
-from badcjobs.seams import DeviceUnreadable
+from badcjobs.seams import Clock, DeviceUnreadable
 from badcjobs.store.atomic_write import try_to_write
 from badcjobs.store.live_files import LiveHalf, last_reading_ms, left_behind, read_device_state, read_memory_peaks
 from badcjobs.store.live_folder import Owner, choose_live_folder, hold
@@ -36,6 +35,7 @@ from badcjobs.telemetry.books import RECORDING_MARK
 from badcjobs.telemetry.recorder import Followed, SidecarOrder
 from badcjobs.telemetry.sidecar import Sidecar
 from badcjobs.telemetry.usage import UsageReader, UsageWatch
+from badcjobs.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -197,20 +197,13 @@ class Records:
             self._publisher.stop()
         if self.recorder is not None:
             self.recorder.stop(_SIDECAR_TIMEOUT_S, last_copy=self._readings.last_copy)
-            # If the telemetry is not complete, write a gap with the reason.
-            now_ms, failure = self._world.clock.now_ms(), self.recorder.failure
-            gaps = self.recorder.unwritten.gaps(now_ms)
-            if failure is not None:
-                gaps.append((last_reading_ms(self.readings_at_hand()) or self.started_at_ms, now_ms, failure))
-            with _warned("the gap in the telemetry"):
-                for from_ms, to_ms, reason in gaps:
-                    self.writer.add_gap(None, from_ms, to_ms, reason)
-            self.telemetry_failure = failure or self.recorder.unwritten.text
+            self._write_gaps(self.recorder)
         if self._usage is not None:
             self._usage.finish()
             self._write_usage()
+
         self.ended_at_ms = self._world.clock.now_ms()
-        end: dict[str, Any] = {"ended_at_ms": self.ended_at_ms, "exit_code": exit_code, "verdict": verdict}
+        end = {"ended_at_ms": self.ended_at_ms, "exit_code": exit_code, "verdict": verdict}
         with _warned("the end of the task"):  # also given to the publication
             self.writer.update_task(**end)
         published = self._publisher is not None and self._publisher.publish_now(end)
@@ -219,11 +212,24 @@ class Records:
         if published:  # at once: Slurm may be about to kill us
             self._readings.beside_target.unlink(missing_ok=True)
             self.local.remove()
+
         if self.recorder is not None:
             self.recorder.wait(_SIDECAR_TIMEOUT_S)
         if self._calls is not None:
             self._calls.finish()  # last: the results are safe, even if the alert command hangs
         return published
+
+    def _write_gaps(self, recorder: Sidecar) -> None:
+        """Write where the telemetry is not complete, and why."""
+        now_ms = self._world.clock.now_ms()
+        gaps = recorder.unwritten.gaps(now_ms)
+        if recorder.failure is not None:
+            last_ms = last_reading_ms(self.readings_at_hand())
+            gaps.append((last_ms or self.started_at_ms, now_ms, recorder.failure))
+        with _warned("the gap in the telemetry"):
+            for from_ms, to_ms, reason in gaps:
+                self.writer.add_gap(None, from_ms, to_ms, reason)
+        self.telemetry_failure = recorder.failure or recorder.unwritten.text
 
 
 @contextmanager
@@ -290,6 +296,7 @@ class RecorderHalf:
 
 _PUBLISH_EVERY_S = 30.0
 _FIRST_SAMPLE_TIMEOUT_S = 10.0
+_TICK_S = 0.1
 _TEMPORARY = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EINTR, errno.ESTALE)  # the disk may accept files later
 _ENDINGS = (".sqlite", ".db", *TEXT_FORMS)
 
@@ -309,26 +316,25 @@ def run_record(
     check_target(out, overwrite=overwrite)
     needs_device = None if command else shell_line("badcjobs", "record", "--out", out, "--simulate", "2")
     records, devices = start_recording(out.absolute(), world, options, live_mode=live_mode, needs_device=needs_device)
-    end_s = math.inf if duration_s is None else world.clock.monotonic_s() + duration_s
     if command:
         records.start_usage()
-        exit_code = _follow_command(command, end_s, world, records.mark, records.check_recorder)
-    else:
-        exit_code = 0
-        while not world.stop.requested and world.clock.monotonic_s() < end_s:  # both are a normal end
-            records.check_recorder()
-            world.clock.sleep(min(0.2, max(0.0, end_s - world.clock.monotonic_s())))
+
+    def tick() -> float:
+        records.check_recorder()
+        return _TICK_S
+
+    exit_code = _follow(command, duration_s, world, records.mark, tick)
     published = records.close(exit_code=exit_code, verdict="done" if exit_code == 0 else "failed")
     records.writer.close()
-    kept = "on" if published else f"not published; the files stay in {records.local.path}"
     if not command and (records.telemetry_failure or not published):
         exit_code = ExitCode.DATABASE  # recording was the only purpose
+    files = "on" if published else f"not published; the files stay in {records.local.path}"
     return {
         "exit_code": int(exit_code),
         "out": str(out),
         "devices": len(devices),
         "wall_s": records.wall_s,
-        "telemetry": records.telemetry_failure or kept,
+        "telemetry": records.telemetry_failure or files,
     }
 
 
@@ -342,45 +348,57 @@ def stream_samples(
 ) -> int:
     """Emit a JSON line per device and instant, until the command ends, the time is over or a signal arrives.
 
-    ``emit`` raises BrokenPipeError when its reader is gone. Return the exit code of the command, whose own output goes
-    to stderr. Nothing is stored.
+    ``emit`` raises BrokenPipeError when its reader is gone; a command then continues. Return the exit code of the
+    command, whose own output goes to stderr. Nothing is stored.
     """
     _check_options(options, duration_s, Path("-"))
-    clock, interval_s, troubles = world.clock, options.interval_s, set[str]()
-    start_s = due_s = clock.monotonic_s()
-    end_s = math.inf if duration_s is None else start_s + duration_s
-
-    def tick() -> None:
-        nonlocal due_s
-        now_s, now_ms = clock.monotonic_s(), clock.now_ms()
-        if now_s < due_s:
-            return
-        due_s = now_s + interval_s - (now_s - start_s) % interval_s
-        at = datetime.fromtimestamp(now_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")[:-6] + "Z"
-        for device in sight.grant.devices:
-            row = {"at": at, "at_ms": now_ms, "device_index": device.index, "uuid": device.uuid, "name": device.name}
-            try:
-                reading = sight.reader.read(device.uuid or "")
-            except DeviceUnreadable as error:
-                if (trouble := f"{device.uuid or device.token} cannot be read: {error}") not in troubles:
-                    troubles.add(trouble)
-                    log.warning("%s", trouble)
-                continue
-            emit(json.dumps({**row, **{metric: getattr(reading, metric) for metric in METRICS}}))
-
-    with open_devices(world.environ, clock, options.stand_in) as sight:
+    with open_devices(world.environ, world.clock, options.stand_in) as sight:
         if not sight.grant.devices:
             fix = "badcjobs record --out - --simulate 2"
             raise NotHere("there is no GPU to record", why=sight.trouble or sight.grant.why, fix=fix)
-        if command:
-            return _follow_command(command, end_s, world, task_mark(read_allocation(world), world), tick, stdout=2)
+        stream = SampleStream(sight, emit, world.clock, options.interval_s)
+        mark = task_mark(read_allocation(world), world)
         try:
-            while not world.stop.requested and clock.monotonic_s() < end_s:
-                tick()
-                clock.sleep(max(0.0, min(0.1, end_s - clock.monotonic_s(), due_s - clock.monotonic_s())))
+            return _follow(command, duration_s, world, mark, stream.emit_due, stdout=2)
         except BrokenPipeError as error:
             return 0 if isinstance(error.__cause__, BrokenPipeError) else int(ExitCode.DATABASE)
-    return 0
+
+
+@dataclass(eq=False)
+class SampleStream:
+    """Emits the samples of devices as JSON lines, at an interval from its start on."""
+
+    sight: OpenedDevices
+    emit: Callable[[str], None]
+    clock: Clock
+    interval_s: float
+
+    def __post_init__(self) -> None:
+        self._start_s = self._due_s = self.clock.monotonic_s()
+        self._troubles: set[str] = set()  # each is reported once
+
+    def emit_due(self) -> float:
+        """Emit a line for each device if the interval is over; return the seconds until it is over again."""
+        now_s = self.clock.monotonic_s()
+        if now_s >= self._due_s:
+            self._due_s = now_s + self.interval_s - (now_s - self._start_s) % self.interval_s
+            now_ms = self.clock.now_ms()
+            for device in self.sight.grant.devices:
+                self._emit_sample(device, now_ms)
+        return max(0.0, self._due_s - self.clock.monotonic_s())
+
+    def _emit_sample(self, device: Device, now_ms: int) -> None:
+        try:
+            reading = self.sight.reader.read(device.uuid or "")
+        except DeviceUnreadable as error:
+            trouble = f"{device.uuid or device.token} cannot be read: {error}"
+            if trouble not in self._troubles:
+                self._troubles.add(trouble)
+                log.warning("%s", trouble)
+            return
+        at = datetime.fromtimestamp(now_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")[:-6] + "Z"
+        row = {"at": at, "at_ms": now_ms, "device_index": device.index, "uuid": device.uuid, "name": device.name}
+        self.emit(json.dumps(row | {metric: getattr(reading, metric) for metric in METRICS}))
 
 
 def start_recording(
@@ -405,20 +423,45 @@ def start_recording(
     return records, grant.devices
 
 
-def _follow_command(
-    command: Sequence[str], end_s: float, world: World, mark: str, tick: Callable[[], None], stdout: int | None = None
+def _follow(
+    command: Sequence[str],
+    duration_s: float | None,
+    world: World,
+    mark: str,
+    tick: Callable[[], float],
+    *,
+    stdout: int | None = None,
 ) -> int:
-    """Run the command, forward our signals to it, call ``tick`` often, and return its exit code."""
+    """Call ``tick`` until the command ends; return its exit code. Without a command, until a signal arrives.
+
+    ``tick`` returns after how many seconds it must be called again.
+    """
+    end_s = math.inf
+    if duration_s is not None:
+        end_s = world.clock.monotonic_s() + duration_s
+    if command:
+        return _follow_command(command, end_s, world, mark, tick, stdout)
+    while not world.stop.requested and world.clock.monotonic_s() < end_s:  # both are a normal end
+        wait_s = min(_TICK_S, tick())
+        world.clock.sleep(min(wait_s, max(0.0, end_s - world.clock.monotonic_s())))
+    return 0
+
+
+def _follow_command(
+    command: Sequence[str], end_s: float, world: World, mark: str, tick: Callable[[], float], stdout: int | None
+) -> int:
+    """Run the command and forward our signals to it."""
     try:
         child = subprocess.Popen(command, env={**world.environ, RECORDING_MARK: mark}, stdout=stdout)
     except OSError as error:
         log.error("%s could not be started: %s", command[0], error)
         return 127 if isinstance(error, FileNotFoundError) else 126
     stop = world.stop
-    forwarded: set[object] = {None, signal.SIGINT}  # a Ctrl-C reaches it directly: it is in our process group
+    forwarded = {None, signal.SIGINT}  # a Ctrl-C reaches it directly: it is in our process group
     while child.poll() is None:
+        wait_s = _TICK_S
         with suppress(BrokenPipeError):  # the reader of a stream is gone; the command continues
-            tick()
+            wait_s = min(_TICK_S, tick())
         for number in (stop.warned_by, stop.ended_by, stop.cut_short_by):
             if number is not None and number not in forwarded:
                 forwarded.add(number)
@@ -427,7 +470,7 @@ def _follow_command(
             end_s = math.inf
             child.terminate()
         with suppress(subprocess.TimeoutExpired):
-            child.wait(0.1)
+            child.wait(wait_s)
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
@@ -447,12 +490,18 @@ def _check_options(options: RecordingOptions, duration_s: float | None, out: Pat
 def check_target(out: Path, *, overwrite: bool) -> None:
     """Refuse a target that cannot be written, or that exists."""
     if out.suffix not in _ENDINGS:
-        why, known = "known extensions: " + ", ".join(_ENDINGS), out.parent / f"{out.stem or 'recording'}.sqlite"
-        raise BadInput(f"{out} has an unknown extension {out.suffix!r}", why=why, fix=f"write to {known}")
+        raise BadInput(
+            f"{out} has an unknown extension {out.suffix!r}",
+            why=f"known extensions: {', '.join(_ENDINGS)}",
+            fix=f"write to {out.parent / (out.stem or 'recording')}.sqlite",
+        )
     try:
         if out.exists() and not overwrite:
-            why, fix = ("recordings are not overwritten without --force", "another name, or --force (overwrite=True)")
-            raise BadInput(f"{out} already exists", why=why, fix=fix)
+            raise BadInput(
+                f"{out} already exists",
+                why="recordings are not overwritten without --force",
+                fix="another name, or --force (overwrite=True)",
+            )
         if not out.absolute().parent.is_dir():
             raise BadInput(f"the folder of {out} does not exist", fix=shell_line("mkdir", "-p", out.parent))
         try_to_write(out)

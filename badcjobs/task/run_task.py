@@ -19,7 +19,6 @@ recorder, the next task on this node does. Exit code 75 asks Slurm for another t
 from __future__ import annotations
 
 import logging
-import signal
 import sqlite3
 import zlib
 from collections.abc import Iterator
@@ -27,19 +26,21 @@ from contextlib import closing, contextmanager
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
-from badcjobs import __version__
 from badcjobs.devices.allocation import own_memory_bytes
 from badcjobs.errors import BadcjobsError, DatabaseProblem, ExitCode
-from badcjobs.model import Device, TaskKey, WorkerPlan
+from badcjobs.locks import LONGEST_BEAT_S, Holder, find_process
+from badcjobs.model import USUAL_MEMORY, Device, TaskKey, WorkerPlan
+from badcjobs.model.decisions import Code, Decision
 from badcjobs.paths import RunFolder, shell_line
 from badcjobs.processes import end_leftovers
-from badcjobs.report.words import count
 from badcjobs.run_toml import check_against, freeze
+from badcjobs.seams import Engine
 from badcjobs.settings import RunSettings
 from badcjobs.sources.cutter import AudioCutter
-from badcjobs.sources.mistakes import LEFT_OUT, Remarks, left_out_words
-from badcjobs.sources.recording_names import gap_lines, name_reader
-from badcjobs.store.claims import LONGEST_BEAT_S, Claim, Holder, Part, PartTaken, find_process
+from badcjobs.sources.mistakes import Remarks, left_out_words
+from badcjobs.sources.places import place_words, refuse_moved
+from badcjobs.sources.recording_names import gap_lines
+from badcjobs.store.claims import Claim, Part, PartTaken
 from badcjobs.store.live_files import read_lost_devices, read_pulse
 from badcjobs.store.live_folder import publish_left_behind
 from badcjobs.store.read_job import merged_files
@@ -48,13 +49,13 @@ from badcjobs.task.progress import TimeBudget, count_progress, heartbeat_line
 from badcjobs.task.records import RecordingOptions, Records
 from badcjobs.task.startup import ResolvedTask, World, announce, forbid_restart, raise_if_stopped, resolve_task
 from badcjobs.telemetry.sidecar import wait_for_orphans
+from badcjobs.version import __version__
+from badcjobs.words import count
 from badcjobs.workers.autoscale import Autoscaler
-from badcjobs.workers.command import CommandEngine
-from badcjobs.workers.engines import chunks_at_once_of
 from badcjobs.workers.feed import AudioSteps
 from badcjobs.workers.learned import LESSONS, STORE, Learned, find_limits, known_files, subject_of
 from badcjobs.workers.mps import MpsDaemons, find_site_pipe
-from badcjobs.workers.retry import RetryPolicy
+from badcjobs.workers.policy import RetryPolicy
 from badcjobs.workers.supervise import Supervisor, Tally
 
 log = logging.getLogger(__name__)
@@ -80,9 +81,9 @@ def run_task(settings: RunSettings, world: World) -> dict[str, Any]:
         try:
             verdict = decide_verdict(task, run_workers(task, workers))
         except sqlite3.Error as error:
-            verdict = ExitCode.DATABASE, "failed", f"{error} in {task.records.local.path.parent}"
+            verdict = Verdict(ExitCode.DATABASE, "failed", f"{error} in {task.records.local.path.parent}")
         except BaseException:  # a bug: publish what exists, then let the CLI report it
-            close_task(task, (ExitCode.BUG, "killed", None))
+            close_task(task, Verdict(ExitCode.BUG, "killed"))
             raise
         return close_task(task, verdict)
 
@@ -114,9 +115,14 @@ class Task(NamedTuple):
     def elapsed_s(self) -> float:
         return (self.world.clock.now_ms() - self.records.started_at_ms) / 1000
 
-    def add_decision(self, kind: str, subject: str | None, value: float | None, reason: str) -> None:
-        """Record an automatic decision and its reason."""
-        self.writer.add_decision(kind, subject, value, reason, self.world.clock.now_ms())
+    @property
+    def pending(self) -> int:
+        """The number of chunks that are not settled."""
+        return self.writer.count_by_status().get("pending", 0)
+
+    def add_decision(self, decision: Decision) -> None:
+        """Record something that the program has decided by itself."""
+        self.writer.add_decision(decision, self.world.clock.now_ms())
 
 
 # --- before the work --------------------------------------------------------------------------------------------------
@@ -162,44 +168,63 @@ def open_task(resolved: ResolvedTask, settings: RunSettings, world: World) -> It
 
 def make_claim(resolved: ResolvedTask, settings: RunSettings, world: World, out: RunFolder, key: TaskKey) -> Claim:
     """Return the claim on our part of the source, which two live tasks never have at the same time."""
-    run, shard = resolved.run.settings, resolved.shard
+    run = resolved.run.settings
     source = zlib.crc32(repr((run.get("source"), run.get("root"))).encode(errors="surrogateescape"))
     line = str(resolved.place.position) if resolved.sources.picked_by_position else "all"
-    part = Part(f"{source:08x}", line, shard.index, shard.count)
-    beat_s, now_ms = min(LONGEST_BEAT_S, settings.heartbeat_every_s), world.clock.now_ms()
-    me = Holder(key.name, resolved.allocation.restart, world.pid, find_process(world.pid), beat_s, now_ms, now_ms)
+    part = Part(f"{source:08x}", line, resolved.shard.index, resolved.shard.count)
+    now_ms = world.clock.now_ms()
+    me = Holder(
+        name=key.name,
+        pid=world.pid,
+        process=find_process(world.pid),
+        every_s=min(LONGEST_BEAT_S, settings.heartbeat_every_s),
+        since_ms=now_ms,
+        restart=resolved.allocation.restart,
+        beat_at_ms=now_ms,
+    )
     return Claim(out, part, me, world.clock, lambda: raise_if_stopped(world.stop))
 
 
 def list_work(task: Task) -> None:
     """Write one pending row for each chunk of our part of the source."""
-    shard, sources = task.resolved.shard, task.resolved.sources
-    log.info("badcjobs %s, task %s on %s", __version__, task.key.name, task.key.node)
-    if (end := task.resolved.end) is None:
-        log.info("time: no time limit is known; working until all chunks are done")
-    else:
-        at = datetime.fromtimestamp(end.at_ms / 1000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-        left = timedelta(seconds=(end.at_ms - task.records.started_at_ms) // 1000)
-        log.info("time: until %s, %s from now (%s)", at, left, end.source)
+    log_start(task)
+    stop = task.world.stop
+    shard = task.resolved.shard
+    sources = task.resolved.sources
 
     def keep_going(rows: int) -> None:
-        raise_if_stopped(task.world.stop)
+        raise_if_stopped(stop)
         task.world.progress(rows)
 
-    names = name_reader(task.settings, task.world.cwd)
     remarks = Remarks(keeps_missing=True)
-    chunks = sources.chunks(shard, remarks, while_waiting=lambda: raise_if_stopped(task.world.stop))
-    rows = task.writer.fill(chunks, keep_going, names.of)
+    chunks = sources.chunks(shard, remarks, while_waiting=lambda: raise_if_stopped(stop))
+    rows = task.writer.fill(chunks, keep_going, task.resolved.names.of)
     task.writer.update_task(shard_index=shard.index, shard_count=shard.count)
+
     log.info("source: %s; shard %s: %s", ", ".join(sources.descriptions), shard, count(rows, "chunk"))
     for line in remarks.lines():
         log.warning("%s", line)
-    for line in (*remarks.notes(), *gap_lines(task.writer.name_gaps(), names.patterns)):
+    for line in (*remarks.notes(), *gap_lines(task.writer.name_gaps(), task.settings.patterns)):
         log.info("%s", line)
+    places = task.writer.count_places()
+    if places is not None:
+        log.log(logging.WARNING if places.left_out else logging.INFO, "places: %s", place_words(places))
     if remarks.left_out:
         log.info("left out: %s", left_out_words(remarks.left_out))
-    for ending, many in remarks.left_out.items():
-        task.add_decision(LEFT_OUT, ending, many, "files in the source that are not audio by their ending")
+    for ending, files in remarks.left_out.items():
+        task.add_decision(Decision.of(Code.LEFT_OUT, ending, files=files))
+
+
+def log_start(task: Task) -> None:
+    """Log who we are, and until when we may work."""
+    log.info("badcjobs %s, task %s on %s", __version__, task.key.name, task.key.node)
+    end = task.resolved.end
+    if end is None:
+        log.info("time: no time limit is known; working until all chunks are done")
+        return
+    at = datetime.fromtimestamp(end.at_ms / 1000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    left = timedelta(seconds=(end.at_ms - task.records.started_at_ms) // 1000)
+    log.info("time: until %s, %s from now (%s)", at, left, end.source)
 
 
 def skip_done(task: Task) -> None:
@@ -207,7 +232,8 @@ def skip_done(task: Task) -> None:
 
     First publish the live files of tasks that were killed on this node.
     """
-    out, writer = task.out, task.writer
+    out = task.out
+    writer = task.writer
     wait_for_orphans(out.tasks, task.world.clock, _ORPHAN_TIMEOUT_S)
     publish_left_behind(
         out,
@@ -218,14 +244,18 @@ def skip_done(task: Task) -> None:
         sleep=task.world.clock.sleep,
     )
     databases = [out.job_database] if out.job_database.exists() else []
+    moved: dict[str, None] = {}
     for database in databases + out.earlier_databases(task.key, merged_files(out.job_database)):
         try:
+            moved |= dict.fromkeys(writer.moved_since(database))
             writer.skip_done_in(database, retry_failed=task.settings.retry_failed)
         except DatabaseProblem as problem:
             log.warning("%s", problem.what)
-    skipped, failed = writer.count_by_status().get("skipped", 0), writer.count_failed_before()
-    if skipped - failed:
-        log.info("already done, skipped: %s", count(skipped - failed, "chunk"))
+    refuse_moved(list(moved))
+    failed = writer.count_failed_before()
+    done = writer.count_by_status().get("skipped", 0) - failed
+    if done:
+        log.info("already done, skipped: %s", count(done, "chunk"))
     if failed:
         log.warning("failed in earlier tasks, not tried again (run.retry_failed = false): %s", count(failed, "chunk"))
     if writer.changed:
@@ -234,39 +264,68 @@ def skip_done(task: Task) -> None:
 
 def freeze_run(task: Task) -> None:
     """Write run.toml if we are the first; refuse to continue if another task was first with other settings."""
-    mine, path = task.resolved.run, task.out.run_toml
+    mine = task.resolved.run
+    path = task.out.run_toml
     check_against(freeze(path, mine, __version__), mine, path)
 
 
 def plan_workers(task: Task) -> Autoscaler:
     """Plan the workers of each device; no workers if no chunks are pending."""
-    settings, writer, grant = task.settings, task.writer, task.resolved.grant
+    settings = task.settings
+    writer = task.writer
+    grant = task.resolved.grant
     writer.add_devices(grant.devices)
-    log.info("devices: %s; %s", ", ".join(d.pin for d in grant.devices) or "none", grant.why.replace("\n", "; "))
-    pending = writer.count_by_status().get("pending", 0)
-    name, one_core = task.resolved.engine.name, WorkerPlan(0, None, None, 1)
-    shared = settings.mps != "off" and find_site_pipe(task.world.environ)  # its server is the one process
+    pins = [device.pin for device in grant.devices]
+    log.info("devices: %s; %s", ", ".join(pins) or "none", grant.why.replace("\n", "; "))
+
+    devices = []
+    cpu_workers = 0
+    if task.pending > 0:
+        devices = [(writer.device_id(device), device) for device in task.devices]
+        cpu_workers = 0 if grant.devices else settings.cpu_workers
+    # The server of a site's MPS daemon is the one process that may use an exclusive device.
+    is_shared = settings.mps != "off" and find_site_pipe(task.world.environ) is not None
+    engine = task.resolved.engine
     workers = Autoscaler(
-        [(writer.device_id(device), device) for device in task.devices if pending],
+        devices,
         task.learned,
         task.add_decision,
         task.world.clock,
         cpus=task.resolved.allocation.cpus or task.world.cores,
         per_gpu=settings.workers_wanted,
-        cpu_workers=settings.cpu_workers if pending and not grant.devices else 0,
+        cpu_workers=cpu_workers,
         granted_bytes=own_memory_bytes(task.resolved.allocation.facts),
         chunk_s=writer.longest_pending_s(),
-        exclusive=not shared and any(device.exclusive for device in task.devices),
+        exclusive=not is_shared and any(device.exclusive for device in task.devices),
         memory_peaks=task.records.memory_peaks,
         memory_held=task.records.memory_held,
-        cores_each=chunks_at_once_of(name, settings.engine_args, one_core) if name in ("hawkears", "demo") else None,
+        cores_each=cores_of_worker(engine),
+        memory_per_worker=engine.traits.memory_per_worker or USUAL_MEMORY,
     )
     writer.update_task(devices=len(grant.devices), workers=len(workers.plans))
-    task.mps.start(
-        settings.mps if workers.plans else "auto", workers.devices, most=workers.most_per_device,
-        environ=task.world.environ, mark=task.records.mark, local=task.records.local, hostname=task.world.hostname,
-    )  # fmt: skip
+    start_mps(task, workers)
     return workers
+
+
+def cores_of_worker(engine: Engine) -> int | None:
+    """Return how many cores a worker with one thread keeps busy; None: not known."""
+    if engine.traits.cores_per_chunk is None:
+        return None
+    one_core = WorkerPlan(slot=0, device=None, device_id=None, threads=1)
+    return engine.traits.cores_per_chunk * engine.chunks_at_once(one_core)
+
+
+def start_mps(task: Task, workers: Autoscaler) -> None:
+    """Start a daemon for each device that several workers share."""
+    task.mps.start(
+        task.settings.mps if workers.plans else "auto",
+        workers.devices,
+        most=workers.most_per_device,
+        environ=task.world.environ,
+        mark=task.records.mark,
+        local=task.records.local,
+        hostname=task.world.hostname,
+    )
 
 
 def start_recorder(task: Task) -> None:
@@ -281,11 +340,85 @@ def start_recorder(task: Task) -> None:
 
 
 def run_workers(task: Task, workers: Autoscaler) -> Tally:
-    """Give chunks to the workers until the work or the time is over; the loop runs about five times a second."""
+    """Give chunks to the workers until the work or the time is over."""
     if task.world.stop.requested or task.time.over or task.claim.lost:
         return Tally()  # the signal arrived, or the time ended, while the work was listed
     audio = set_up_audio(task, workers)
-    supervisor = Supervisor(
+    supervisor = set_up_supervisor(task, workers, audio)
+    chunks = task.pending
+    next_beat_s = task.world.clock.monotonic_s() + task.settings.heartbeat_every_s
+    supervisor.start()
+    try:
+        if workers.plans:
+            log.info("workers: %d, engine %s", len(workers.plans), task.resolved.engine.name)
+            if task.settings.keep_raw and not task.resolved.engine.traits.writes_tables:
+                log.info("run.keep_raw: the engine %s writes no output files", task.resolved.engine.name)
+            audio.start_staging(supervisor.upcoming)
+        while supervisor.busy:
+            supervisor.handle_events(timeout_s=0.2)
+            look_after(task, supervisor, workers, left=chunks - supervisor.tally.done - supervisor.tally.failed)
+            note_decisions(task, audio)
+            if task.world.clock.monotonic_s() >= next_beat_s:
+                next_beat_s = task.world.clock.monotonic_s() + task.settings.heartbeat_every_s
+                log_heartbeat(task, supervisor)
+        note_decisions(task, audio)
+    except BaseException:
+        supervisor.kill()
+        raise
+    finally:
+        audio.stop_staging()
+        task.mps.close()
+    return supervisor.tally
+
+
+def look_after(task: Task, supervisor: Supervisor, workers: Autoscaler, *, left: int) -> None:
+    """Do what is due while the workers work, about five times a second; ``left``: chunks that are not settled."""
+    handle_signals(task, supervisor)
+    check_claim(task, supervisor)
+    check_deadline(task, supervisor)
+    if supervisor.killed:
+        end_leftovers(task.records.mark)  # also a process that is still importing the engine
+    work_waits = left >= len(workers.plans) and not supervisor.draining  # else an idle device is no problem
+    task.records.check_recorder(work_waits=work_waits)
+    workers.update(supervisor, left)
+    task.mps.check(supervisor.end_shared, supervisor.give_up)
+    task.world.show(lambda: count_progress(task.writer, task.elapsed_s, task.devices))
+
+
+def note_decisions(task: Task, audio: AudioSteps) -> None:
+    """Write what threads of workers have decided: only this thread writes to the database."""
+    for decision in (*audio.decisions(), *task.mps.decisions()):
+        task.add_decision(decision)
+
+
+def log_heartbeat(task: Task, supervisor: Supervisor) -> None:
+    """Log the load of the machine, and how far the work is."""
+    readings = task.records.readings_at_hand()
+    since_ms = task.world.clock.now_ms() - round(1000 * task.settings.heartbeat_every_s)
+    device_ids = {task.writer.device_id(device) for device in task.devices}
+    lost = device_ids & (supervisor.lost_devices | read_lost_devices(readings))
+    progress = count_progress(task.writer, task.elapsed_s)
+    log.info("%s", heartbeat_line(progress, read_pulse(readings, since_ms), len(task.devices), len(lost)))
+
+
+def set_up_audio(task: Task, workers: Autoscaler) -> AudioSteps:
+    """Prepare staging and cutting of audio, with the limits known from probes and earlier tasks."""
+    engine = task.resolved.engine
+    probes = known_files(STORE, task.out.path, task.world.environ)
+    return AudioSteps(
+        stage=task.settings.stage,
+        local=task.records.local.path,
+        wants=engine.wants,
+        plans=workers.plans,
+        cutter=AudioCutter(task.world.environ.get("PATH")),
+        learned=task.learned,
+        probed=find_limits(probes, workers.plans, engine, task.settings),
+    )
+
+
+def set_up_supervisor(task: Task, workers: Autoscaler, audio: AudioSteps) -> Supervisor:
+    """Prepare the queue of chunks, and a thread for each worker."""
+    return Supervisor(
         task.resolved.engine,
         workers.plans,
         task.writer,
@@ -297,61 +430,6 @@ def run_workers(task: Task, workers: Autoscaler) -> Tally:
         mps=task.mps,
         device_state=task.records.device_state,
         is_taken_over=lambda: not task.claim.check(),
-    )
-    pending = task.writer.count_by_status().get("pending", 0)
-    heartbeat_s = task.world.clock.monotonic_s() + task.settings.heartbeat_every_s
-    supervisor.start()
-    try:
-        if workers.plans:
-            log.info("workers: %d, engine %s", len(workers.plans), task.resolved.engine.name)
-            if task.settings.keep_raw and not isinstance(task.resolved.engine, CommandEngine):
-                log.info("--keep-raw: the engine %s writes no output files", task.resolved.engine.name)
-            audio.start_staging(supervisor.upcoming)
-        while supervisor.busy:
-            supervisor.handle_events(timeout_s=0.2)
-            left = pending - supervisor.tally.done - supervisor.tally.failed
-            handle_signals(task, supervisor)
-            check_claim(task, supervisor)
-            check_deadline(task, supervisor)
-            if supervisor.killed:
-                end_leftovers(task.records.mark)  # also a process that is still importing the engine
-            work_waits = left >= len(workers.plans) and not supervisor.draining  # else an idle device is no problem
-            task.records.check_recorder(work_waits=work_waits)
-            workers.update(supervisor, left)
-            task.mps.check(supervisor.end_shared, supervisor.give_up)
-            for decision in (*audio.decisions(), *task.mps.decisions()):
-                task.add_decision(*decision)
-            if task.world.clock.monotonic_s() >= heartbeat_s:
-                heartbeat_s = task.world.clock.monotonic_s() + task.settings.heartbeat_every_s
-                since_ms = task.world.clock.now_ms() - round(1000 * task.settings.heartbeat_every_s)
-                pulse = read_pulse(task.records.readings_at_hand(), since_ms)
-                progress = count_progress(task.writer, task.elapsed_s)
-                lost = supervisor.lost_devices | read_lost_devices(task.records.readings_at_hand())
-                lost &= {task.writer.device_id(device) for device in task.devices}
-                log.info("%s", heartbeat_line(progress, pulse, len(task.devices), len(lost)))
-            task.world.show(lambda: count_progress(task.writer, task.elapsed_s, task.devices))
-        for decision in (*audio.decisions(), *task.mps.decisions()):
-            task.add_decision(*decision)
-    except BaseException:
-        supervisor.kill()
-        raise
-    finally:
-        audio.stop_staging()
-        task.mps.close()
-    return supervisor.tally
-
-
-def set_up_audio(task: Task, workers: Autoscaler) -> AudioSteps:
-    """Prepare staging and cutting of audio, with the limits known from probes and earlier tasks."""
-    engine, files = task.resolved.engine, known_files(STORE, task.out.path, task.world.environ)
-    return AudioSteps(
-        stage=task.settings.stage,
-        local=task.records.local.path,
-        wants=engine.wants,
-        plans=workers.plans,
-        cutter=AudioCutter(task.world.environ.get("PATH")),
-        learned=task.learned,
-        probed=find_limits(files, workers.plans, engine, task.settings),
     )
 
 
@@ -387,68 +465,92 @@ def check_deadline(task: Task, supervisor: Supervisor) -> None:
 # --- the end ----------------------------------------------------------------------------------------------------------
 
 
-Verdict = tuple[int, str, str | None]  # the exit code, the verdict in the task's row, a note for the user
+class Verdict(NamedTuple):
+    """How a task ends."""
+
+    exit_code: int
+    verdict: str  # done, failed, stopped or killed, as in the task's row
+    note: str | None = None  # for the user
 
 
 def decide_verdict(task: Task, tally: Tally) -> Verdict:
     """Choose the exit code from the chunks left, the failures and the signals."""
-    stop = task.world.stop
-    counts = task.writer.count_by_status()
-    failed = counts.get("failed", 0) + counts.get("poison", 0) + task.writer.count_failed_before()
     again = "run the same command again to continue"
-    if not counts.get("pending", 0):
-        early = len(tally.retired)
-        note = f"workers that stopped early: {early}; the last one: {tally.retired[-1]}" if early else None
-        return (ExitCode.CHUNKS_FAILED, "failed", note) if failed else (ExitCode.DONE, "done", note)
+    counts = task.writer.count_by_status()
+    if not counts.get("pending"):
+        note = None
+        if tally.retired:
+            note = f"workers that stopped early: {len(tally.retired)}; the last one: {tally.retired[-1]}"
+        if counts.get("failed", 0) + counts.get("poison", 0) + task.writer.count_failed_before():
+            return Verdict(ExitCode.CHUNKS_FAILED, "failed", note)
+        return Verdict(ExitCode.DONE, "done", note)
+
     if task.claim.lost:
         forbid_restart(task.world.environ)
-        return ExitCode.RUN_ME_AGAIN, "stopped", "another task has taken over this part of the source, and continues it"
+        why = "another task has taken over this part of the source, and continues it"
+        return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", why)
+    stop = task.world.stop
     if stop.requested:
-        by_hand = stop.cut_short_by or (stop.ended_by if stop.ended_by is signal.SIGINT else None)
-        return (128 + by_hand if by_hand else ExitCode.RUN_ME_AGAIN), "stopped", again
+        return Verdict(stop.exit_code, "stopped", again)
     if tally.node_fault is not None:
-        return ExitCode.RUN_ME_AGAIN, "stopped", f"{tally.node_fault}; {again}, on another node if possible"
+        why = f"{tally.node_fault}; {again}, on another node if possible"
+        return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", why)
     if task.time.out_of_time and tally.gave_up is None:
-        return ExitCode.RUN_ME_AGAIN, "stopped", f"the time limit is near; {again}"
+        return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", f"the time limit is near; {again}")
     why = tally.gave_up or next(iter(tally.retired), "no worker could be started; see the log")
-    return ExitCode.NOT_HERE, "failed", why
+    return Verdict(ExitCode.NOT_HERE, "failed", why)
 
 
 def close_task(task: Task, end: Verdict) -> dict[str, Any]:
     """Kill the remaining processes, stop the recorder, publish the task database, and return the result."""
-    exit_code, verdict, note = end
     records = task.records
+    exit_code = end.exit_code
+    note = end.note
     if exit_code == ExitCode.NOT_HERE:
-        task.add_decision("gave_up", None, None, note or "")
+        task.add_decision(Decision.of(Code.GAVE_UP, why=note))
     end_leftovers(records.mark)
-    published = records.close(exit_code=exit_code, verdict=verdict)
-    telemetry = "on" if records.recorder is not None else "not needed: no chunks were pending"
-    if not task.settings.telemetry:
-        telemetry = "off (--no-emit-gpu-telemetry)"
-    elif records.telemetry_failure is not None:
-        telemetry = f"incomplete: {records.telemetry_failure}"
+    published = records.close(exit_code=exit_code, verdict=end.verdict)
     if not published:
-        unsaved = task.writer.waiting
-        note = f"the last publication failed; the task's own files stay in {records.local.path}"
-        note += f", without {count(unsaved, 'transaction')} that no disk accepted" if unsaved else ""
-        merge = shell_line("badcjobs", "merge", task.settings.out, records.local.path)
-        note += f"; as long as this node exists: {merge}"
-        exit_code = ExitCode.DATABASE if exit_code == ExitCode.DONE else exit_code
+        note = describe_unpublished(task)
+        if exit_code == ExitCode.DONE:
+            exit_code = ExitCode.DATABASE
     counts = task.writer.count_by_status()
-    log.info("task ends: %s, exit code %d, chunks %s", verdict, exit_code, counts)
+    places = task.writer.count_places()
+    log.info("task ends: %s, exit code %d, chunks %s", end.verdict, exit_code, counts)
     names = ("recording_id", "chunk_id", "error_class", "error")
     return {
         "exit_code": int(exit_code),
-        "verdict": verdict,
+        "verdict": end.verdict,
         "task": task.key.name,
         "out": str(task.settings.out),
         "database": str(task.settings.out / "tasks" / f"{task.key.name}.sqlite"),
         "chunks": counts,
+        "left_out": places.left_out if places else 0,  # recordings
         "audio_s": task.writer.audio_done_s(),
+        "overlap": task.settings.overlap_s,  # seconds that count in both chunks until the merge
         "wall_s": records.wall_s,
         "devices": len(task.resolved.grant.devices),
         "workers": task.writer.workers_started,
-        "telemetry": telemetry,
+        "telemetry": describe_telemetry(task),
         "failed": [dict(zip(names, row, strict=True)) for row in task.writer.failed_chunks(_NAMED_FAILURES)],
         "note": note,
     }
+
+
+def describe_telemetry(task: Task) -> str:
+    """Say whether the devices were recorded."""
+    if not task.settings.telemetry:
+        return "off (--no-emit-gpu-telemetry)"
+    if task.records.telemetry_failure is not None:
+        return f"incomplete: {task.records.telemetry_failure}"
+    return "on" if task.records.recorder is not None else "not needed: no chunks were pending"
+
+
+def describe_unpublished(task: Task) -> str:
+    """Say where the results are if the last publication failed, and how to merge them."""
+    live_folder = task.records.local.path
+    note = f"the last publication failed; the task's own files stay in {live_folder}"
+    if task.writer.waiting:
+        note += f", without {count(task.writer.waiting, 'transaction')} that no disk accepted"
+    merge = shell_line("badcjobs", "merge", task.settings.out, live_folder)
+    return f"{note}; as long as this node exists: {merge}"

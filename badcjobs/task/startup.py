@@ -10,27 +10,43 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from badcjobs.devices.allocation import EndTime, Grant, ShardPlace, array_shape, find_place, parse_allocation
+from badcjobs.devices.allocation import (
+    EndTime,
+    Grant,
+    ShardPlace,
+    array_shape,
+    find_place,
+    own_job_id,
+    parse_allocation,
+)
 from badcjobs.devices.free import DeviceLocks, DeviceRequest, Waiting, describe_holder, lock_folder, pick_free
 from badcjobs.devices.listing import open_devices
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
 from badcjobs.model import Allocation, StandIn, TaskKey
 from badcjobs.paths import RunFolder
 from badcjobs.processes import Launcher, end_leftovers, parse_prefix
-from badcjobs.report.words import count
 from badcjobs.run_toml import FrozenRun, check_against
 from badcjobs.seams import Clock, Engine
 from badcjobs.settings import RunSettings
 from badcjobs.sources.open import Sources, open_sources_of
+from badcjobs.sources.places import (
+    PlaceReader,
+    gives_places,
+    name_few,
+    place_reader,
+    place_sources,
+    refuse_placing_options,
+)
 from badcjobs.sources.walk import Shard, parse_shard
 from badcjobs.store.slurm_ends import SPOOL_KEY
 from badcjobs.task.progress import TaskProgress, find_end
+from badcjobs.words import count
 from badcjobs.workers.engines import choose_engine
 
 log = logging.getLogger(__name__)
@@ -43,7 +59,7 @@ SPOOL_VARIABLE = "BADCJOBS_SLURM_SPOOL"  # a folder on a shared filesystem, for 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _POLL_S = 0.2
-_TELL_S = 180.0
+_LOG_EVERY_S = 180.0
 _REPEATED_S = 5.0  # Slurm may send TERM twice within this time; the second does not count
 
 
@@ -67,7 +83,8 @@ class StopRequest:
         if number in WARNINGS:
             self.warned_by = number
         elif self.ended_by is None:
-            self.ended_by, self.ended_at_s = number, self._monotonic_s()
+            self.ended_by = number
+            self.ended_at_s = self._monotonic_s()
         elif number is signal.SIGINT or self._monotonic_s() - self.ended_at_s > _REPEATED_S:
             self.cut_short_by = number
 
@@ -89,6 +106,15 @@ class StopRequest:
         if self.cut_short_by is not None:
             return True
         return self.ended_by is not None and self._monotonic_s() - self.ended_at_s > grace_s
+
+    @property
+    def exit_code(self) -> int:
+        """75 asks for another try; not after Ctrl-C, or a second signal that cut the orderly stop short."""
+        if self.cut_short_by is not None:
+            return 128 + self.cut_short_by
+        if self.ended_by is signal.SIGINT:
+            return 128 + signal.SIGINT
+        return ExitCode.RUN_ME_AGAIN
 
     @property
     def name(self) -> str:
@@ -121,8 +147,15 @@ class World:
     @classmethod
     def here(cls, environ: Mapping[str, str], clock: Clock, stop: StopRequest) -> World:
         """Describe this process."""
-        hostname, cores = socket.gethostname().split(".")[0], len(os.sched_getaffinity(0))
-        return cls(environ, clock, stop, hostname, os.getpid(), Path.cwd(), cores)
+        return cls(
+            environ,
+            clock,
+            stop,
+            hostname=socket.gethostname().split(".")[0],
+            pid=os.getpid(),
+            cwd=Path.cwd(),
+            cores=len(os.sched_getaffinity(0)),
+        )
 
 
 @dataclass(frozen=True)
@@ -133,6 +166,7 @@ class ResolvedTask:
     run: FrozenRun  # the settings common to all tasks of the run
     place: ShardPlace  # our part of the source
     sources: Sources
+    names: PlaceReader  # where and when recordings were made
     grant: Grant  # our devices, and the reason
     engine: Engine
     end: EndTime | None  # the end of our time; None: no time limit, or not known
@@ -149,42 +183,82 @@ class ResolvedTask:
 
 def resolve_task(settings: RunSettings, world: World) -> ResolvedTask:
     """Read the allocation, find our part of the source, our devices and our engine."""
-    began_ms, allocation = world.clock.now_ms(), read_allocation(world)
+    began_ms = world.clock.now_ms()
+    allocation = read_allocation(world)
     run_toml = RunFolder(settings.out).run_toml
     mine = FrozenRun.of(settings, array_shape(allocation), world.cwd)
     frozen = FrozenRun.read(run_toml) or mine
     check_against(frozen, mine, run_toml)
-    if settings.shard is None:
-        place = find_place(allocation, frozen.array)
-    else:
-        shard = parse_shard(settings.shard)
-        place = ShardPlace(shard.index, shard.count, position=shard.index, positions=shard.count)
+    refuse_changed_list(settings, mine)
+
+    place = find_our_place(settings, allocation, frozen)
     named = replace(settings, source=frozen.settings["source"], root=frozen.settings.get("root"))
     sources = open_sources_of(named, world.cwd, place.position)  # as merge does, so that ids are the same
-    listed = sources.manifests_listed
-    if listed is not None and place.positions is not None and listed > place.positions:
-        raise BadInput(
-            f"the list names {count(listed, 'manifest')}, but the array has {count(place.positions, 'task')}",
-            why="each array task takes one line of the list; the last lines would never be analysed",
-            fix=f"sbatch --array=0-{listed - 1} …   (with a new --out)",
-        )
+    refuse_lost_manifests(sources, place)
+    if mine.array is None and settings.shard is None:  # submit has checked the places for an array
+        check_places(named, sources, world.cwd)
+    refuse_placing_options(settings, sources)
+    names = place_reader(settings, world.cwd)
+
     grant = find_devices(world, settings.stand_in(world.cwd)).for_work()
-    if not grant.devices and settings.cpu_workers == 0:
-        # Inside a job without GPUs --simulate gives no devices either.
-        try_out = "" if allocation.in_slurm else ", or --simulate 2 to try it out"
-        raise NotHere(
-            "this task has no GPU",
-            why=grant.why,
-            fix=f"ask Slurm for one (#SBATCH --gpus-per-node=1), or add --cpu-workers 2{try_out}",
-        )
-    engine = make_engine(settings, world, task_mark(allocation, world), grant)
+    refuse_no_device(settings, allocation, grant)
+    engine = make_engine(settings, world, task_mark(allocation, world), grant, places=gives_places(settings, sources))
     end = find_end(settings.stop_after, allocation, world.environ, began_ms)
     locks: AbstractContextManager[object] = nullcontext()
     if settings.max_gpus is not None and not allocation.in_slurm and grant.devices:
         # Last: find a missing engine before waiting for a device.
         grant, locks = take_free_devices(settings, min(settings.max_gpus, len(grant.devices)), world)
         allocation = replace(allocation, started_at_ms=world.clock.now_ms())  # do not count the wait as GPU time
-    return ResolvedTask(allocation, mine, place, sources, grant, engine, end, locks)
+    return ResolvedTask(allocation, mine, place, sources, names, grant, engine, end, locks)
+
+
+def find_our_place(settings: RunSettings, allocation: Allocation, frozen: FrozenRun) -> ShardPlace:
+    """Return our part of the source: that of --shard, or that of this index of the array."""
+    if settings.shard is None:
+        return find_place(allocation, frozen.array)
+    shard = parse_shard(settings.shard)
+    return ShardPlace(shard.index, shard.count, position=shard.index, positions=shard.count)
+
+
+def refuse_lost_manifests(sources: Sources, place: ShardPlace) -> None:
+    """Refuse a list with more manifests than the array has tasks."""
+    listed = sources.manifests_listed
+    if listed is None or place.positions is None or listed <= place.positions:
+        return
+    raise BadInput(
+        f"the list names {count(listed, 'manifest')}, but the array has {count(place.positions, 'task')}",
+        why="each array task takes one line of the list; the last lines would never be analysed",
+        fix=f"sbatch --array=0-{listed - 1} …   (with a new --out)",
+    )
+
+
+def refuse_no_device(settings: RunSettings, allocation: Allocation, grant: Grant) -> None:
+    """Refuse to work without a device, unless workers on the CPU are requested."""
+    if grant.devices or settings.cpu_workers > 0:
+        return
+    fix = "ask Slurm for one (#SBATCH --gpus-per-node=1), or add --cpu-workers 2"
+    if not allocation.in_slurm:  # inside a job without GPUs --simulate gives no devices either
+        fix += ", or --simulate 2 to try it out"
+    raise NotHere("this task has no GPU", why=grant.why, fix=fix)
+
+
+def refuse_changed_list(settings: RunSettings, mine: FrozenRun) -> None:
+    """Refuse another list of places than the one that submit has checked."""
+    if settings.filelist_digest in (None, mine.filelist_sha256):
+        return
+    raise BadInput(
+        f"--filelist {settings.filelist} has changed since submit checked it",
+        why="all tasks of an array must use the same list",
+        fix="restore it, or the same badcjobs submit with --again, which checks the new list",
+    )
+
+
+def check_places(settings: RunSettings, sources: Sources, cwd: Path) -> None:
+    """Refuse wrong places, and log the names in the list that match no recording."""
+    places = place_sources(settings, sources, cwd).places
+    if places is not None and places.unmatched:
+        names = name_few(places.unmatched_names, places.unmatched)
+        log.info("names in %s that match no recording: %s", settings.filelist, names)
 
 
 def read_allocation(world: World) -> Allocation:
@@ -210,10 +284,12 @@ def find_devices(world: World, stand_in: StandIn) -> Grant:
 
 def take_free_devices(settings: RunSettings, wanted: int, world: World) -> tuple[Grant, DeviceLocks]:
     """Return the devices with the most free capacity, locked for this run; wait for them as the settings say."""
-    locks = DeviceLocks(lock_folder(world.environ), world.clock, describe_holder(world.pid, settings.out.absolute()))
-    busiest = settings.max_utilization_percent if settings.max_utilization_percent < 100 else None
-    request = DeviceRequest(wanted, settings.min_memory_mib or None, busiest, settings.wait_s)
     run = RunFolder(settings.out.absolute())
+    locks = DeviceLocks(lock_folder(world.environ), world.clock, describe_holder(world.pid, run.path))
+    busiest = None
+    if settings.max_utilization_percent < 100:
+        busiest = settings.max_utilization_percent
+    request = DeviceRequest(wanted, settings.min_memory_mib or None, busiest, settings.wait_s)
 
     def report(text: str) -> None:
         log.info("%s", text)
@@ -221,43 +297,49 @@ def take_free_devices(settings: RunSettings, wanted: int, world: World) -> tuple
 
     waiting = Waiting(world.clock, report, lambda: raise_if_stopped(world.stop))
     with open_devices(world.environ, world.clock, settings.stand_in(world.cwd)) as sight:
-        ours = {device.uuid: device for device in sight.grant.devices}
         try:
             free, _ = pick_free(request, sight, locks, waiting)
         finally:
             run.stop_waiting()
-        picked = [replace(ours[device.uuid], why=device.why) for device in free]
-        why = f"{sight.grant.why}; the {wanted} most free of {len(ours)}"
-        why += f"\nread through {sight.reader.backend}: {sight.reader.why}"
-        return Grant(tuple(picked), why), locks
+        granted = {device.uuid: device for device in sight.grant.devices}
+        picked = [replace(granted[device.uuid], why=device.why) for device in free]
+        why = f"{sight.grant.why}; the {wanted} most free of {len(granted)}"
+        return Grant(tuple(picked), f"{why}\nread through {sight.reader.backend}: {sight.reader.why}"), locks
 
 
 def raise_if_stopped(stop: StopRequest) -> None:
     """Raise an error if a signal has arrived; for the time before the first worker."""
     if stop.requested:
         stopped = BadcjobsError(f"{stop.name} arrived before any work was started", fix="run the same command again")
-        by_hand = stop.ended_by is signal.SIGINT
-        stopped.exit_code = 128 + signal.SIGINT if by_hand else ExitCode.RUN_ME_AGAIN
+        stopped.exit_code = stop.exit_code
         raise stopped
 
 
-def make_engine(settings: RunSettings, world: World, mark: str, grant: Grant) -> Engine:
+def make_engine(settings: RunSettings, world: World, mark: str, grant: Grant, *, places: bool = False) -> Engine:
     """Return the engine after its check, so that a missing program is found now and not by every chunk."""
-    prefix = settings.engine_prefix
-    launcher = Launcher(mark, () if prefix is None else parse_prefix(prefix, world.environ.get("PATH")))
-    allow_cpu = not grant.devices
-    engine = choose_engine(settings, world.environ, launcher, world.clock, cwd=world.cwd, allow_cpu=allow_cpu)
+    prefix: Sequence[str] = ()
+    if settings.engine_prefix is not None:
+        prefix = parse_prefix(settings.engine_prefix, world.environ.get("PATH"))
+    engine = choose_engine(
+        settings,
+        world.environ,
+        Launcher(mark, prefix),
+        world.clock,
+        cwd=world.cwd,
+        allow_cpu=not grant.devices,
+        places=places,
+    )
     with ThreadPoolExecutor(1) as pool:
-        checked = pool.submit(engine.check)  # it may import the engine, for minutes
-        told_s = world.clock.monotonic_s()
-        while wait([checked], _POLL_S).not_done:
-            if world.clock.monotonic_s() - told_s >= _TELL_S:
-                told_s += _TELL_S
+        check = pool.submit(engine.check)  # it may import the engine, for minutes
+        logged_s = world.clock.monotonic_s()
+        while wait([check], _POLL_S).not_done:
+            if world.clock.monotonic_s() - logged_s >= _LOG_EVERY_S:
+                logged_s += _LOG_EVERY_S
                 log.info("waiting for the start of %s; a cold import from a busy filesystem is slow", engine.name)
             if world.stop.requested:
                 end_leftovers(mark)
     raise_if_stopped(world.stop)
-    checked.result()
+    check.result()
     return engine
 
 
@@ -272,9 +354,10 @@ def forbid_restart(environ: Mapping[str, str]) -> None:
 
 def announce(environ: Mapping[str, str], key: TaskKey, database: Path) -> dict[str, str]:
     """Write the path of our task database for Slurm's hooks, if the site has them; return the meta rows for merge."""
-    notes, spool = environ.get(NOTES_VARIABLE), environ.get(SPOOL_VARIABLE)
+    notes = environ.get(NOTES_VARIABLE, "")
+    spool = environ.get(SPOOL_VARIABLE)
     # A job submitted from inside another job may have inherited that job's variables.
-    if notes and Path(notes).name.startswith(f"{environ.get('SLURM_JOB_ID')}."):
+    if Path(notes).name.startswith(f"{own_job_id(environ)}."):
         try:
             fd = os.open(notes, os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND | os.O_NOFOLLOW)
             with os.fdopen(fd, "wb") as file:

@@ -16,12 +16,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from badcjobs.model import AlertHooks
 from badcjobs.processes import die_with_parent
-from badcjobs.seams import Clock
+from badcjobs.seams import Clock, Environ
 from badcjobs.telemetry.alerts import Alert
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,10 @@ class AlertCalls:
         return not self._thread.is_alive()
 
     def _call_each(self) -> None:
-        while (alert := self._waiting.get()) is not None:
+        while True:
+            alert = self._waiting.get()
+            if alert is None:
+                return
             try:
                 self._call(alert)
             except BaseException:  # broad: user code; exit() in it must not end the program
@@ -83,20 +87,22 @@ class AlertCommand:
     Calls beyond the limit are left out, and the next call has their number.
     """
 
-    def __init__(self, hooks: AlertHooks, task: str, clock: Clock, environ: Mapping[str, str], cwd: Path) -> None:
+    def __init__(self, hooks: AlertHooks, task: str, clock: Clock, environ: Environ, cwd: Path) -> None:
         self._task = task
         self._clock = clock
         self._environ = environ
         self._cwd = cwd
         self._budget = CallBudget(hooks.min_interval_s)
-        self._argv = argv = shlex.split(hooks.command or "")
+        self._argv = shlex.split(hooks.command or "")
         self._calls = AlertCalls(self._call, "[alerts] command")
         self._process: subprocess.Popen[bytes] | None = None
         self._held_back = 0
         self._failed = False  # a failure is logged once
         self._stopped = False
-        if shutil.which(cwd / argv[0] if os.sep in argv[0] else argv[0], path=environ.get("PATH")) is None:
-            log.warning("[alerts] command: program %s not found; alerts are not sent to it", argv[0])
+        program = self._argv[0]
+        path = cwd / program if os.sep in program else program
+        if shutil.which(path, path=environ.get("PATH")) is None:
+            log.warning("[alerts] command: program %s not found; alerts are not sent to it", program)
 
     def add(self, alert: Alert) -> None:
         """Run the program for this alert soon, unless that would be too often; do not wait for it."""
@@ -156,8 +162,10 @@ class AlertCommand:
             return f"it did not exit within {TIMEOUT_S:.0f} s and was killed"
         if process.returncode == 0:
             return None
-        last = output.decode(errors="replace").strip().splitlines()[-1:]
-        return ": ".join([f"it exited with {process.returncode}", *(line[:_LONGEST_ERROR] for line in last)])
+        lines = output.decode(errors="replace").strip().splitlines()
+        if not lines:
+            return f"it exited with {process.returncode}"
+        return f"it exited with {process.returncode}: {lines[-1][:_LONGEST_ERROR]}"
 
 
 class CallBudget:
@@ -171,13 +179,16 @@ class CallBudget:
 
     def allows(self, alert: Alert, at_s: float) -> bool:
         """Return whether to call for this alert, and count it; its end is sent only if its start was."""
-        name, place = (alert.device_id, alert.kind, alert.started_at_ms, alert.message), (alert.device_id, alert.kind)
-        last_s = self._last_begin_s.get(place)
-        is_wanted = name in self._announced if alert.over else last_s is None or at_s - last_s >= self._min_interval_s
+        name = (alert.device_id, alert.kind, alert.started_at_ms, alert.message)
+        place = (alert.device_id, alert.kind)
+        if alert.over:
+            is_due = name in self._announced
+        else:
+            is_due = at_s - self._last_begin_s.get(place, -inf) >= self._min_interval_s
         self._announced.discard(name)
         while self._calls_s and at_s - self._calls_s[0] >= _HOUR_S:
             self._calls_s.popleft()
-        if not is_wanted or len(self._calls_s) >= _MOST_PER_HOUR:
+        if not is_due or len(self._calls_s) >= _MOST_PER_HOUR:
             return False
         self._calls_s.append(at_s)
         if not alert.over:
@@ -188,9 +199,11 @@ class CallBudget:
 
 def alert_document(alert: Alert, task: str, held_back: int) -> dict[str, object]:
     """Return the JSON document of a call; ``held_back``: calls that were left out since the last one."""
-    more = f" ({held_back} more held back)" if held_back else ""
+    text = f"badcjobs {task}: {alert.severity} {alert.text}"
+    if held_back:
+        text += f" ({held_back} more held back)"
     return {
-        "text": f"badcjobs {task}: {alert.severity} {alert.text}{more}".translate(_CHAT_ESCAPES),
+        "text": text.translate(_CHAT_ESCAPES),
         "state": "end" if alert.over else "begin",
         "device": alert.device_uuid if alert.device_index is None else alert.device_index,
         "uuid": alert.device_uuid,
@@ -202,13 +215,17 @@ def alert_document(alert: Alert, task: str, held_back: int) -> dict[str, object]
 
 def alert_variables(document: Document) -> dict[str, str]:
     """Return the document as environment variables; unknown values are empty."""
-    values = {name: "" if document[name] is None else str(document[name]) for name in _VARIABLES}
-    return {f"BADCJOBS_ALERT_{name.upper()}": value.replace("\0", "") for name, value in values.items()}
+    variables = {}
+    for name in _VARIABLES:
+        value = "" if document[name] is None else str(document[name])
+        variables[f"BADCJOBS_ALERT_{name.upper()}"] = value.replace("\0", "")
+    return variables
 
 
 def _read_errors(process: subprocess.Popen[bytes], errors: int) -> tuple[bool, bytes]:
     """Return whether a program exited in time, and the end of its stderr, even if the pipe is still open."""
-    until_s, output = time.monotonic() + TIMEOUT_S, b""
+    until_s = time.monotonic() + TIMEOUT_S
+    output = b""
     os.set_blocking(errors, False)
     while True:
         # Checked before reading: after its exit no output follows. WNOWAIT: its process id stays reserved.

@@ -10,14 +10,19 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
 
-from badcjobs.model import AlertLimits, Reading
+from badcjobs.model import AlertLimits, ProcessReading, Reading, not_none
 from badcjobs.telemetry.recorder import Book, Followed, Readings, TelemetryWriter, Unreadable
 
-WARNING, CRITICAL = "warning", "critical"
+WARNING = "warning"
+CRITICAL = "critical"
 _Place = tuple[int, str, str]  # device, kind, message of a fault
 
 # NVML's clock event reasons. The others are normal (idle, a clock that was set) or reported elsewhere.
-SW_POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, HW_POWER_BRAKE = 0x4, 0x8, 0x20, 0x40, 0x80
+SW_POWER_CAP = 0x4
+HW_SLOWDOWN = 0x8
+SW_THERMAL = 0x20
+HW_THERMAL = 0x40
+HW_POWER_BRAKE = 0x80
 _REASONS = {
     HW_THERMAL: "too hot, the hardware slows down",
     SW_THERMAL: "too hot, the driver slows down",
@@ -72,9 +77,11 @@ class Alert:
         """The text for the log."""
         if self.ended_at_ms is None:
             return f"alert ({self.kind}): {self.message}"
-        worst = "" if self.peak is None or self.threshold is None else f"; worst value {self.peak:g}"
         lasted_s = (self.ended_at_ms - self.started_at_ms) / 1000
-        return f"alert ended after {lasted_s:.0f} s ({self.kind}{worst}): {self.message}"
+        kind = self.kind
+        if self.peak is not None and self.threshold is not None:
+            kind += f"; worst value {self.peak:g}"
+        return f"alert ended after {lasted_s:.0f} s ({kind}): {self.message}"
 
 
 @dataclass(eq=False)
@@ -89,7 +96,9 @@ class AlertBook(Book):
     work_waits: bool = False
 
     def __post_init__(self) -> None:
-        self._conditions = {one.device_id: DeviceConditions(one, self.limits, self.describe) for one in self.devices}
+        self._conditions = {
+            device.device_id: DeviceConditions(device, self.limits, self.describe) for device in self.devices
+        }
         self._states: dict[_Place, AlertState] = {}
         self._unwritten: dict[tuple[_Place, int], Alert] = {}
 
@@ -100,7 +109,8 @@ class AlertBook(Book):
 
     def resume(self) -> None:
         """Continue the open alerts of a recorder that died."""
-        for values in self.writer.rows_of("alert", "WHERE ended_at_ms IS NULL") if self.writer else ():
+        assert self.writer is not None
+        for values in self.writer.rows_of("alert", "WHERE ended_at_ms IS NULL"):
             device = self._conditions[values["device_id"]].device
             alert = Alert(device_index=device.device_index, device_uuid=device.uuid, **values)
             place = _place(alert.device_id, alert.kind, alert.message)
@@ -145,15 +155,19 @@ class AlertBook(Book):
                 self.tell(alert)
 
     def _write_changes(self) -> None:
-        for alert in self._unwritten.values() if self.writer else ():
+        if self.writer is None:
+            return
+        for alert in self._unwritten.values():
             values = asdict(alert)
             del values["device_index"], values["device_uuid"]  # they are in the table of devices
-            self.writer.write_alert(values)  # type: ignore[union-attr]
+            self.writer.write_alert(values)
 
 
 def _place(device_id: int, kind: str, message: str) -> _Place:
     """Return the key of a state: each fault of a device has a separate state."""
-    return device_id, kind, message[:_LONGEST_MESSAGE] if kind == "fault" else ""
+    if kind == "fault":
+        return device_id, kind, message[:_LONGEST_MESSAGE]
+    return device_id, kind, ""
 
 
 @dataclass(slots=True)
@@ -172,18 +186,19 @@ class AlertState:
         if not condition.on:
             self._since_ms = None
             self._off_since_ms = self._off_since_ms or at_ms
-            return self.end() if at_ms - self._off_since_ms >= 1000 * condition.quiet_s else None
+            if at_ms - self._off_since_ms < 1000 * condition.quiet_s:
+                return None
+            return self.end()
+
         self._off_since_ms = None
         self._since_ms = self._since_ms or at_ms
-        before, lasted_s = self.alert, (at_ms - self._since_ms) / 1000
-        value = lasted_s if condition.value is None and condition.threshold is not None else condition.value
-        if before is not None:
-            is_higher = value is not None and (before.peak is None or value > before.peak)
-            if not is_higher and not condition.severity == CRITICAL != before.severity:
-                return None
-            severity = CRITICAL if condition.severity == CRITICAL else before.severity
-            self.alert = replace(before, peak=value if is_higher else before.peak, severity=severity)
-        elif lasted_s >= condition.after_s:
+        lasted_s = (at_ms - self._since_ms) / 1000
+        value = condition.value
+        if value is None and condition.threshold is not None:
+            value = lasted_s
+        if self.alert is not None:
+            return self._worsen(self.alert, condition.severity, value)
+        if lasted_s >= condition.after_s:
             self.alert = Alert(
                 kind=condition.kind,
                 severity=condition.severity,
@@ -196,6 +211,16 @@ class AlertState:
                 threshold=condition.threshold,
                 message=condition.message[:_LONGEST_MESSAGE],
             )
+        return self.alert
+
+    def _worsen(self, alert: Alert, severity: str, value: float | None) -> Alert | None:
+        """Raise the peak and the severity of the alert; return it, or None if it has not changed."""
+        peak = max(not_none((alert.peak, value)), default=None)
+        if alert.severity == CRITICAL:
+            severity = CRITICAL
+        if (peak, severity) == (alert.peak, alert.severity):
+            return None
+        self.alert = replace(alert, peak=peak, severity=severity)
         return self.alert
 
     def end(self) -> Alert | None:
@@ -241,14 +266,17 @@ class EnergyCheck:
         if energy_j is None:
             return None
         if self._counter is None or energy_j < self._counter[1]:  # the driver was reloaded
-            self._counter, self._joules = (at_ms, energy_j), 0.0
+            self._counter = (at_ms, energy_j)
+            self._joules = 0.0
             return None
         if at_ms - self._counter[0] < _SHORTEST_ENERGY_MS:
             return None
-        counted = energy_j - self._counter[1]
-        if counted > 0:
-            return round(100 * abs(counted - self._joules) / counted, 1)
-        return 100.0 if self._joules > 0 else None  # the counter does not change although the device draws power
+        counted_j = energy_j - self._counter[1]
+        if counted_j > 0:
+            return round(100 * abs(counted_j - self._joules) / counted_j, 1)
+        if self._joules > 0:  # the counter does not change although the device draws power
+            return 100.0
+        return None
 
 
 @dataclass(slots=True)
@@ -268,7 +296,8 @@ class DeviceConditions:
     def of_reading(self, at_ms: int, reading: Reading, *, work_waits: bool) -> list[Condition]:
         """Return the conditions of a device that was read."""
         self._was_read = True
-        device, limits = self.device, self.limits
+        device = self.device
+        limits = self.limits
         hot_c = limits.temperature_c or device.slowdown_c or _HOT_C
         why_hot = ", where it slows down" if hot_c == device.slowdown_c else ""
         memory_percent = _share(reading.memory_used_bytes, device.memory_total_bytes)
@@ -300,12 +329,18 @@ class DeviceConditions:
         if limit is None:
             return Condition("utilization", None)
         if reading.processes is not None:  # they are in few readings
-            busiest = sorted(reading.processes, key=lambda p: (p.sm_percent or 0, p.memory_used_bytes or 0))[::-1]
-            more = f" and {len(busiest) - _MOST_NAMED} more" if len(busiest) > _MOST_NAMED else ""
-            named = ", ".join(self.describe(process.pid) for process in busiest[:_MOST_NAMED])
-            self._responsible = named + more or "no process is visible"
-        named = f" ({self._responsible})"
-        return self._level("utilization", reading.utilization_percent, limit, 5.0, more=named, quiet_s=_FLICKER_S)
+            self._responsible = self._name_busiest(reading.processes)
+        processes = f" ({self._responsible})"
+        return self._level("utilization", reading.utilization_percent, limit, 5.0, more=processes, quiet_s=_FLICKER_S)
+
+    def _name_busiest(self, processes: Sequence[ProcessReading]) -> str:
+        if not processes:
+            return "no process is visible"
+        busiest = sorted(processes, key=lambda p: (p.sm_percent or 0, p.memory_used_bytes or 0))[::-1]
+        names = ", ".join(self.describe(process.pid) for process in busiest[:_MOST_NAMED])
+        if len(busiest) > _MOST_NAMED:
+            names += f" and {len(busiest) - _MOST_NAMED} more"
+        return names
 
     def _level(
         self, kind: str, value: float | None, limit: float, back: float, *, more: str = "", quiet_s: float = 0.0
@@ -315,24 +350,36 @@ class DeviceConditions:
             return Condition(kind, None)
         if value < limit - back:
             return _off(kind, quiet_s)
-        power_limit_w = self.device.power_limit_w
-        message = _LEVELS[kind].format(device=self.device.label, value=value, limit=limit, power_limit_w=power_limit_w)
-        on, after_s = True if value >= limit else None, _SUSTAINED_S if kind == "utilization" else 0.0
-        return Condition(kind, on, message + more, value, limit, after_s=after_s, quiet_s=quiet_s)
+        message = _LEVELS[kind].format(
+            device=self.device.label, value=value, limit=limit, power_limit_w=self.device.power_limit_w
+        )
+        return Condition(
+            kind,
+            on=True if value >= limit else None,
+            message=message + more,
+            value=value,
+            threshold=limit,
+            after_s=_SUSTAINED_S if kind == "utilization" else 0.0,
+            quiet_s=quiet_s,
+        )
 
     def _idle(self, reading: Reading, work_waits: bool) -> Condition:
         """Use every available number: the plain utilization is 0 at 5 % load."""
-        shares = (reading.utilization_percent, reading.busy_percent, reading.sm_activity_percent)
-        known = [share for share in (*shares, *(p.sm_percent for p in reading.processes or ())) if share is not None]
-        if not work_waits or max(known, default=0.0) >= _IDLE_BELOW_PERCENT:
+        of_processes = [process.sm_percent for process in reading.processes or ()]
+        shares = not_none(
+            [reading.utilization_percent, reading.busy_percent, reading.sm_activity_percent, *of_processes]
+        )
+        if not work_waits or max(shares, default=0.0) >= _IDLE_BELOW_PERCENT:
             return _off("idle")
         limit_s = self.limits.idle_s
         message = f"{self.device.label} has been idle for {limit_s:g} s while work is waiting"
-        return Condition("idle", True if known else None, message, threshold=limit_s, after_s=limit_s)
+        return Condition("idle", True if shares else None, message, threshold=limit_s, after_s=limit_s)
 
     def _reported(self, faults: Sequence[str]) -> list[Condition]:
         """Return a condition for each fault so far; its value is the number of times."""
-        self._faults.update(fault for fault in faults if fault in self._faults or len(self._faults) < _MOST_FAULTS)
+        for fault in faults:
+            if fault in self._faults or len(self._faults) < _MOST_FAULTS:
+                self._faults[fault] += 1
         return [
             self._critical("fault", fault in faults, f"{self.device.label} reports {fault}", many)
             for fault, many in self._faults.items()
@@ -342,7 +389,9 @@ class DeviceConditions:
         """Count new errors: the counter of the device includes old ones."""
         if errors is None:
             return Condition("ecc", None)
-        new = errors - (errors if self._ecc_before is None else self._ecc_before)
+        new = 0
+        if self._ecc_before is not None:
+            new = errors - self._ecc_before
         self._ecc_before = errors
         self._ecc_new += max(0, new)
         message = f"has new uncorrected memory errors ({self._ecc_new}); its results may be wrong"
@@ -359,7 +408,9 @@ def _off(kind: str, quiet_s: float = 0.0) -> Condition:
 
 
 def _share(part: float | None, whole: float | None) -> float | None:
-    return None if part is None or not whole else round(100 * part / whole, 1)
+    if part is None or not whole:
+        return None
+    return round(100 * part / whole, 1)
 
 
 def _throttling(label: str, mask: int | None) -> list[Condition]:
@@ -367,14 +418,23 @@ def _throttling(label: str, mask: int | None) -> list[Condition]:
     if mask is None:
         return []
     hot = mask & (HW_THERMAL | SW_THERMAL)
-    # HW_SLOWDOWN is set together with its reason; alone it means that the board protects its power supply.
-    power = mask & (HW_POWER_BRAKE | SW_POWER_CAP | (0 if mask & HW_THERMAL else HW_SLOWDOWN))
-    found = []
-    for kind, bits in (("throttle_thermal", hot), ("throttle_power", power)):
-        reasons = ", ".join(reason for bit, reason in _REASONS.items() if bits & bit)
-        message = f"{label} has lowered its clock: {reasons}"
-        severity = CRITICAL if bits & ~(SW_THERMAL | SW_POWER_CAP) else WARNING
-        after_s = _CAPPED_S if bits == SW_POWER_CAP else 0.0
-        lowered = Condition(kind, True, message, float(bits), None, severity, after_s, _FLICKER_S)
-        found.append(lowered if bits else _off(kind, _FLICKER_S))
-    return found
+    power = mask & (HW_POWER_BRAKE | SW_POWER_CAP)
+    if not mask & HW_THERMAL:
+        # It is set together with its reason; alone it means that the board protects its power supply.
+        power |= mask & HW_SLOWDOWN
+    return [_lowered_clock("throttle_thermal", label, hot), _lowered_clock("throttle_power", label, power)]
+
+
+def _lowered_clock(kind: str, label: str, bits: int) -> Condition:
+    if not bits:
+        return _off(kind, _FLICKER_S)
+    reasons = ", ".join(reason for bit, reason in _REASONS.items() if bits & bit)
+    return Condition(
+        kind,
+        on=True,
+        message=f"{label} has lowered its clock: {reasons}",
+        value=float(bits),
+        severity=CRITICAL if bits & ~(SW_THERMAL | SW_POWER_CAP) else WARNING,
+        after_s=_CAPPED_S if bits == SW_POWER_CAP else 0.0,
+        quiet_s=_FLICKER_S,
+    )

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from badcjobs.model import METRICS, HostReading
+from badcjobs.model import METRICS, HostReading, ProcessReading, not_none
 from badcjobs.paths import LocalFolder, user_name
 from badcjobs.seams import GpuReader
 from badcjobs.telemetry.recorder import Book, Effort, Readings, TelemetryWriter, Unreadable
@@ -43,7 +43,10 @@ class ProcessOwner(NamedTuple):
 
 def process_words(pid: int, program: str | None, user: str | None) -> str:
     """Return a process in words, as far as it is known."""
-    return f"{program or 'process'} {pid}{f' of {user}' if user else ''}"
+    words = f"{program or 'process'} {pid}"
+    if user:
+        words += f" of {user}"
+    return words
 
 
 class ProcessLookup:
@@ -62,21 +65,25 @@ class ProcessLookup:
         name = status["Name"].strip()
         uid = int(status["Uid"].split()[0])
         user = user_name(uid)
-        marked = self._is_marked(pid)
-        if marked or self._descends(pid, status):
-            return ProcessOwner(name, user, True)
-        try:
-            sees_the_host = str((self._proc / "self/ns/pid").readlink()) == _HOST_NAMESPACE
-        except OSError:
-            sees_the_host = True
-        if not sees_the_host:  # in a container: the process id may belong to another process
+        is_marked = self._is_marked(pid)
+        if is_marked or self._descends(pid, status):
+            return ProcessOwner(name, user, ours=True)
+        if not self._sees_host():  # in a container: the process id may belong to another process
             return ProcessOwner()
-        return ProcessOwner(name, user, None if marked is None and uid == os.getuid() else False)
+        if is_marked is None and uid == os.getuid():
+            return ProcessOwner(name, user)
+        return ProcessOwner(name, user, ours=False)
 
     def describe(self, pid: int) -> str:
         """Return a process in words."""
         owner = self.look_up(pid)
         return process_words(pid, owner.name, owner.user)
+
+    def _sees_host(self) -> bool:
+        try:
+            return str((self._proc / "self/ns/pid").readlink()) == _HOST_NAMESPACE
+        except OSError:
+            return True
 
     def _status(self, pid: int) -> Mapping[str, str]:
         try:
@@ -87,10 +94,12 @@ class ProcessLookup:
     def _is_marked(self, pid: int) -> bool | None:
         """Return whether it has a mark; None: its environment is not readable, or empty."""
         try:
-            found = (self._proc / str(pid) / "environ").read_bytes()
+            environ = (self._proc / str(pid) / "environ").read_bytes()
         except OSError:
             return None
-        return not self._marks.isdisjoint(found.split(b"\0")) if found else None
+        if not environ:
+            return None
+        return not self._marks.isdisjoint(environ.split(b"\0"))
 
     def _descends(self, pid: int, status: Mapping[str, str]) -> bool:
         while pid != self._wrapper_pid and pid > 1:
@@ -103,7 +112,8 @@ class ProcessLookup:
 
 def parse_status(text: str) -> dict[str, str]:
     """Return the fields of /proc/PID/status."""
-    return {name: value for name, _, value in (line.partition(":") for line in text.splitlines())}
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {name: value for name, _, value in pairs}
 
 
 class ProcessBook(Book):
@@ -121,26 +131,33 @@ class ProcessBook(Book):
 
     def write(self, at_ms: int, readings: Readings, unreadable: Unreadable) -> None:
         """Write the processes of one sample; most samples do not include them."""
-        seen = [(device_id, process) for device_id, reading in readings for process in reading.processes or ()]
-        if seen:  # keeps memory small if every chunk has its own process
-            self._rows = {place: row for place, row in self._rows.items() if at_ms - row["last_at_ms"] <= _GONE_MS}
-        for device_id, process in seen:
-            row = self._rows.get((device_id, process.pid))
-            if row is None:
-                same = next((one for (_, pid), one in self._rows.items() if pid == process.pid), None)
-                if same is None:  # a process is looked up once for all devices that it uses
-                    looked_up = self._look_up(process.pid)
-                    same = {**looked_up._asdict(), "ours": None if looked_up.ours is None else int(looked_up.ours)}
-                owner = {name: same[name] for name in ProcessOwner._fields}
-                row = {"device_id": device_id, "pid": process.pid, **owner, "first_at_ms": at_ms}
-                self._rows[device_id, process.pid] = row
-            row["last_at_ms"] = at_ms
-            known = [row.get("memory_peak_bytes"), process.memory_used_bytes]
-            row["memory_peak_bytes"] = max((value for value in known if value is not None), default=None)
-            self._writer.put("process", row)
-        self._writer.write_process_samples(
-            [(device_id, at_ms, p.pid, p.memory_used_bytes, p.sm_percent) for device_id, p in seen]
+        # Keeps memory small if every chunk has its own process.
+        self._rows = {place: row for place, row in self._rows.items() if at_ms - row["last_at_ms"] <= _GONE_MS}
+        samples = []
+        for device_id, reading in readings:
+            for process in reading.processes or ():
+                self._update(at_ms, device_id, process)
+                samples.append((device_id, at_ms, process.pid, process.memory_used_bytes, process.sm_percent))
+        self._writer.write_process_samples(samples)
+
+    def _update(self, at_ms: int, device_id: int, process: ProcessReading) -> None:
+        row = self._rows.get((device_id, process.pid))
+        if row is None:
+            owner = self._find_owner(process.pid)
+            row = {"device_id": device_id, "pid": process.pid, **owner, "first_at_ms": at_ms}
+            self._rows[device_id, process.pid] = row
+        row["last_at_ms"] = at_ms
+        row["memory_peak_bytes"] = max(
+            not_none([row.get("memory_peak_bytes"), process.memory_used_bytes]), default=None
         )
+        self._writer.put("process", row)
+
+    def _find_owner(self, pid: int) -> dict[str, Any]:
+        """Return name and owner of a process, which is looked up once for all devices that it uses."""
+        for (_, known_pid), row in self._rows.items():
+            if known_pid == pid:
+                return {name: row[name] for name in ProcessOwner._fields}
+        return self._look_up(pid)._asdict()
 
 
 # --- sources ----------------------------------------------------------------------------------------------------------
@@ -151,23 +168,22 @@ class SourceBook(Book):
 
     def __init__(self, writer: TelemetryWriter) -> None:
         self._writer = writer
-        self._written: dict[tuple[int, str], str] = {}
-        self._news: dict[tuple[int, str], str] = {}  # not on disk yet
+        self._written: dict[tuple[int, str], str] = {}  # by device and metric
+        self._latest: dict[tuple[int, str], str] = {}  # in the last sample, perhaps not on disk yet
 
     def write(self, at_ms: int, readings: Readings, unreadable: Unreadable) -> None:
         """Write the sources that are new in these readings."""
-        self._news.clear()
+        self._latest = {}
         for device_id, reading in readings:
             for metric, source in reading.sources.items():
+                self._latest[device_id, metric] = source
                 if self._written.get((device_id, metric)) != source:
                     row = {"device_id": device_id, "metric": metric, "source": source, "from_ms": at_ms}
                     self._writer.put("metric_source", row)
-                    self._news[device_id, metric] = source
 
     def written(self) -> None:
         """Remember the sources that are on disk."""
-        self._written.update(self._news)
-        self._news.clear()
+        self._written |= self._latest
 
 
 # --- the latest readings ----------------------------------------------------------------------------------------------
@@ -181,32 +197,35 @@ class LatestBook(Book):
     """
 
     def __init__(self, folder: LocalFolder, reader: GpuReader) -> None:
-        self._path, self._watched_file, self._reader = folder.latest_file, folder.watched_file, reader
-        self._known: dict[int, dict[str, tuple[int, object]]] = {}  # device → metric → (time, value)
+        self._path = folder.latest_file
+        self._watched_file = folder.watched_file
+        self._reader = reader
+        self._values: dict[int, dict[str, tuple[int, object]]] = {}  # device → metric → (time, value)
         self._next_ms = 0
 
     def write(self, at_ms: int, readings: Readings, unreadable: Unreadable) -> None:
         """Write the file if a second has passed; on a full disk the old one stays."""
         for device_id, reading in readings:
-            known = self._known.setdefault(device_id, {})
+            values = self._values.setdefault(device_id, {})
             for metric in METRICS:
-                if (value := getattr(reading, metric)) is not None:
-                    known[metric] = (at_ms, value)
+                value = getattr(reading, metric)
+                if value is not None:
+                    values[metric] = (at_ms, value)
         if at_ms < self._next_ms:
             return
         self._next_ms = at_ms + _LATEST_EVERY_MS
         self._reader.watched = False
         with suppress(OSError):
             self._reader.watched = at_ms - self._watched_file.stat().st_mtime * 1000 < _WATCHED_MS
-        devices = {
-            device_id: {metric: value for metric, (was_ms, value) in known.items() if at_ms - was_ms <= _LATEST_KEPT_MS}
-            for device_id, known in self._known.items()
-            if device_id not in unreadable
-        }
-        new = self._path.with_suffix(".new")
+        devices = {}
+        for device_id, values in self._values.items():
+            if device_id not in unreadable:
+                recent = {metric: pair for metric, pair in values.items() if at_ms - pair[0] <= _LATEST_KEPT_MS}
+                devices[device_id] = {metric: value for metric, (_, value) in recent.items()}
+        new_file = self._path.with_suffix(".new")
         with suppress(OSError):
-            new.write_text(json.dumps({"at_ms": at_ms, "devices": devices}))
-            new.replace(self._path)
+            new_file.write_text(json.dumps({"at_ms": at_ms, "devices": devices}))
+            new_file.replace(self._path)
 
 
 # --- the recorder's own cost ------------------------------------------------------------------------------------------
@@ -220,7 +239,9 @@ def read_own_use() -> Use:
     The memory is not from getrusage, which includes the program that started this one.
     """
     peak = parse_status(Path("/proc/self/status").read_text()).get("VmHWM")
-    return time.process_time(), None if peak is None else int(peak.split()[0]) * 1024
+    if peak is None:
+        return time.process_time(), None
+    return time.process_time(), int(peak.split()[0]) * 1024
 
 
 @dataclass(slots=True)
@@ -245,26 +266,33 @@ class CostBook(Book):
 
     def finish(self) -> None:
         """Write the row now."""
-        (cpu_s, memory_bytes), (backend, why) = self.use(), self.backend()
-        self.writer.put(
-            "recorder",
-            {
-                "pid": os.getpid(), "backend": backend, "why": why, "interval_s": self.interval_s,
-                "started_at_ms": self.started_at_ms, "last_at_ms": self._at_ms,
-                "cpu_s": cpu_s, "memory_bytes": memory_bytes, **asdict(self.effort),
-            }
-        )  # fmt: skip
+        cpu_s, memory_bytes = self.use()
+        backend, why = self.backend()
+        row = {
+            "pid": os.getpid(),
+            "backend": backend,
+            "why": why,
+            "interval_s": self.interval_s,
+            "started_at_ms": self.started_at_ms,
+            "last_at_ms": self._at_ms,
+            "cpu_s": cpu_s,
+            "memory_bytes": memory_bytes,
+        }
+        self.writer.put("recorder", row | asdict(self.effort))
 
     @property
     def text(self) -> str:
         """The cost so far, as text for the task's log."""
-        effort, (cpu_s, memory_bytes) = self.effort, self.use()
+        cpu_s, memory_bytes = self.use()
         lived_s = max(0, self._at_ms - self.started_at_ms) / 1000
-        share = f" ({100 * cpu_s / lived_s:.2f} % of a core)" if lived_s >= _WORTH_A_SHARE_S else ""
+        samples = "1 sample" if self.effort.ticks == 1 else f"{self.effort.ticks} samples"
+        cpu = f"{cpu_s:.2f} s of CPU"
+        if lived_s >= _WORTH_A_SHARE_S:
+            cpu += f" ({100 * cpu_s / lived_s:.2f} % of a core)"
         memory = "?" if memory_bytes is None else f"{memory_bytes / 2**20:.0f}"
         return (
-            f"{effort.ticks} sample{'' if effort.ticks == 1 else 's'} with {self.backend()[0]} in {lived_s:.0f} s;"
-            f" {cpu_s:.2f} s of CPU{share}, {memory} MiB, at most {effort.worst_late_s:.3f} s late"
+            f"{samples} with {self.backend()[0]} in {lived_s:.0f} s;"
+            f" {cpu}, {memory} MiB, at most {self.effort.worst_late_s:.3f} s late"
         )
 
 
@@ -273,26 +301,30 @@ class HostReader:
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
-        self._before: tuple[int, int] | None = None
+        self._before: tuple[int, int] | None = None  # ticks of the CPUs: busy, all
 
     def read(self) -> HostReading | None:
         """Return the reading; None: /proc cannot be read."""
         try:
             # user nice system idle iowait irq softirq steal; guest time is part of user.
-            ticks = [int(word) for word in (self._proc / "stat").read_text().partition("\n")[0].split()[1:9]]
-            now = sum(ticks) - ticks[3] - ticks[4], sum(ticks)  # busy, all; waiting for a disk is not busy
+            first_line = (self._proc / "stat").read_text().partition("\n")[0]
+            ticks = [int(word) for word in first_line.split()[1:9]]
+            all_ticks = sum(ticks)
+            busy_ticks = all_ticks - ticks[3] - ticks[4]  # waiting for a disk is not busy
             used_bytes, total_bytes = parse_memory((self._proc / "meminfo").read_text())
         except (OSError, ValueError, KeyError, IndexError):
             return None
-        before, self._before = self._before, now
+        busy_before, all_before = self._before or (busy_ticks, all_ticks)
+        self._before = (busy_ticks, all_ticks)
         busy_percent = None  # no earlier reading, or no time has passed
-        if before is not None and now[1] > before[1]:
-            busy_percent = min(100.0, max(0.0, round(100 * (now[0] - before[0]) / (now[1] - before[1]), 1)))
+        if all_ticks > all_before:
+            busy_percent = round(100 * (busy_ticks - busy_before) / (all_ticks - all_before), 1)
+            busy_percent = min(100.0, max(0.0, busy_percent))
         return HostReading(busy_percent, used_bytes, total_bytes)
 
 
 def parse_memory(meminfo: str) -> tuple[int, int]:
     """Return (used, total) bytes, from /proc/meminfo; reclaimable memory is not used."""
-    found = parse_status(meminfo)
-    total, available = (int(found[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    return total - available, total
+    fields = parse_status(meminfo)
+    total_bytes, available_bytes = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    return total_bytes - available_bytes, total_bytes

@@ -13,7 +13,7 @@ import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,12 +51,20 @@ _Place = tuple[int, str | None]  # device, metric (None: all of them)
 #     stop [FILE]     take a last sample (and a last snapshot)
 #     published       everything is published: exit
 # If the pipe closes without a message, the wrapper is dead.
-MODULE, AGAIN = "badcjobs.telemetry.recorder_process", "--again"
+MODULE = "badcjobs.telemetry.recorder_process"
+AGAIN = "--again"
 CLOSED = ""
-READY, STOP, STOPPED, PUBLISHED = "ready", "stop", "stopped", "published"
-REFUSED, SNAPSHOT = "refused", "snapshot"
-ALERT, TROUBLE, COST = "alert", "trouble", "cost"
-WORK_WAITS, WORK_NONE = "work waits", "work none"
+READY = "ready"
+REFUSED = "refused"
+ALERT = "alert"
+TROUBLE = "trouble"
+COST = "cost"
+STOPPED = "stopped"
+WORK_WAITS = "work waits"
+WORK_NONE = "work none"
+SNAPSHOT = "snapshot"
+STOP = "stop"
+PUBLISHED = "published"
 
 
 class LinePipe:
@@ -82,7 +90,8 @@ class LinePipe:
         """Return the next line; None: timeout; CLOSED: the other end is closed."""
         while b"\n" not in self._unread:
             if not select.select([self._in], [], [], timeout_s)[0]:
-                return None if self._parent in (None, os.getppid()) else CLOSED
+                is_orphan = self._parent not in (None, os.getppid())
+                return CLOSED if is_orphan else None
             part = os.read(self._in, 4096)
             if not part:
                 return CLOSED
@@ -104,7 +113,9 @@ class Followed(NamedTuple):
     @property
     def label(self) -> str:
         """The name of the device in messages."""
-        return f"device {self.device_id if self.device_index is None else self.device_index}"
+        if self.device_index is None:
+            return f"device {self.device_id}"
+        return f"device {self.device_index}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +148,10 @@ class SidecarOrder:
     def read(cls, path: Path) -> SidecarOrder:
         """Read the order that the wrapper wrote."""
         order = json.loads(path.read_text())
-        parts = {
-            "devices": [Followed(*device) for device in order["devices"]],
-            "stand_in": StandIn(**order["stand_in"]),
-            "limits": AlertLimits(**order["limits"]),
-        }
-        return cls(**{**order, **parts})
+        order["devices"] = [Followed(*device) for device in order["devices"]]
+        order["stand_in"] = StandIn(**order["stand_in"])
+        order["limits"] = AlertLimits(**order["limits"])
+        return cls(**order)
 
 
 @dataclass(slots=True)
@@ -168,6 +177,12 @@ class Unwritten:
         if self.lost_s == 0 and self.since_ms is None:
             return None
         return f"{self.lost_s:.1f} s of readings could not be written: {self.reason}"
+
+    def until(self, at_ms: int) -> Unwritten:
+        """Return the loss at this time."""
+        if self.since_ms is None:
+            return self
+        return replace(self, lost_s=self.lost_s + max(0, at_ms - self.since_ms) / 1000)
 
     def gaps(self, to_ms: int) -> list[tuple[int, int, str]]:
         """Return the gap that is not in a file yet, as (from, to, reason)."""
@@ -210,9 +225,7 @@ class Recorder:
     trouble: Callable[[str], None] = lambda text: None
     effort: Effort = field(default_factory=Effort)
     _last_ms: int | None = None
-    _lost_since_ms: int | None = None  # None: readings can be written
-    _lost_ms: int = 0
-    _lost_why: str = ""
+    _lost: Unwritten = field(default_factory=Unwritten)  # up to the last sample
     _failed_books: set[str] = field(default_factory=set)
 
     def run(self, wait: Callable[[float], bool]) -> None:
@@ -241,19 +254,19 @@ class Recorder:
         try:
             with self.writer.batch():
                 if gap is not None:
-                    self.writer.open_gap(None, None, gap[0], at_ms, gap[1])
+                    from_ms, reason = gap
+                    self.writer.open_gap(None, None, from_ms, at_ms, reason)
                 self._write(at_ms, last)
         except sqlite3.Error as error:
             self.sampler.gaps.restore()  # rolled back with the rest
-            if self._lost_since_ms is None:
+            if self._lost.since_ms is None:
                 log.warning("readings cannot be written: %s", error)
-                self._lost_since_ms = gap[0] if gap else self._last_ms or at_ms
-                self._lost_why = str(error)
-                self.refused(self._lost_why)
+                since_ms = gap[0] if gap else self._last_ms or at_ms
+                self._lost = replace(self._lost, reason=str(error), since_ms=since_ms)
+                self.refused(str(error))
             return
-        if self._lost_since_ms is not None:
-            self._lost_ms += at_ms - self._lost_since_ms
-            self._lost_since_ms = None
+        if self._lost.since_ms is not None:
+            self._lost = replace(self._lost.until(at_ms), since_ms=None)
         self._last_ms = at_ms
         for book in self.books:
             book.written()
@@ -261,9 +274,7 @@ class Recorder:
     @property
     def unwritten(self) -> Unwritten:
         """The readings that could not be written so far."""
-        since_ms = self._lost_since_ms
-        lost_ms = self._lost_ms + (0 if since_ms is None else max(0, self.clock.now_ms() - since_ms))
-        return Unwritten(lost_ms / 1000, self._lost_why, since_ms)
+        return self._lost.until(self.clock.now_ms())
 
     def _write(self, at_ms: int, last: bool) -> None:
         began_s = self.clock.monotonic_s()
@@ -288,22 +299,26 @@ class Recorder:
 
     def _gap_before(self, at_ms: int) -> tuple[int, str] | None:
         """Return start and reason of the gap before this sample; None: the last sample was on time."""
-        if self._lost_since_ms is not None:
-            return self._lost_since_ms, f"could not be written: {self._lost_why}"
+        if self._lost.since_ms is not None:
+            return self._lost.since_ms, f"could not be written: {self._lost.reason}"
         if self._last_ms is None:
-            last_ms, since_ms = self.writer.last_sample_ms(), self.since_ms
-            if self.again or last_ms is not None:
-                return last_ms or since_ms or at_ms, "the recorder died and was restarted"
-            # The usual time of a program start is not a gap.
-            if since_ms is not None and at_ms - since_ms > 1000 * max(_SLOW_START_S, 1.5 * self.interval_s):
-                return since_ms, "the recorder was slow to start"
+            return self._gap_at_start(at_ms)
+        late_s = (at_ms - self._last_ms) / 1000
+        if late_s <= 1.5 * self.interval_s:  # up to half an interval late is still on time
             return None
-        if at_ms - self._last_ms <= 1500 * self.interval_s:  # up to half an interval late is still on time
-            return None
-        missed = round((at_ms - self._last_ms) / 1000 / self.interval_s) - 1
-        readings = f"{missed} reading{'' if missed == 1 else 's'}"
+        missed = round(late_s / self.interval_s) - 1
+        readings = "1 reading" if missed == 1 else f"{missed} readings"
         log.warning("the recorder was late and missed %s", readings)
         return self._last_ms, f"the recorder was late: {readings} missed"
+
+    def _gap_at_start(self, at_ms: int) -> tuple[int, str] | None:
+        last_ms = self.writer.last_sample_ms()
+        if self.again or last_ms is not None:
+            return last_ms or self.since_ms or at_ms, "the recorder died and was restarted"
+        usual_ms = 1000 * max(_SLOW_START_S, 1.5 * self.interval_s)  # of a program's start: not a gap
+        if self.since_ms is not None and at_ms - self.since_ms > usual_ms:
+            return self.since_ms, "the recorder was slow to start"
+        return None
 
 
 class Sampler:
@@ -323,7 +338,8 @@ class Sampler:
 
     def sample(self, at_ms: int) -> list[tuple[int, Reading]]:
         """Read all devices; a device or metric that cannot be read becomes a gap, never an exception or a zero."""
-        readings, unreadable = [], {}
+        readings = []
+        unreadable = {}
         for device in self._devices:
             device_id = device.device_id
             try:
@@ -336,15 +352,19 @@ class Sampler:
                     log.warning("%s (%s) cannot be read: %s", device.label, device.uuid, error)
                 continue
             self.gaps.good(device_id, None, at_ms)
-            for metric, value in zip(_ASKED_FOR, _values_of(reading), strict=True):
-                if metric in reading.missing:
-                    if self.gaps.missing(device_id, metric, at_ms, reading.missing[metric]):
-                        log.info("device %d does not report %s: %s", device_id, metric, reading.missing[metric])
-                elif value is not None:  # None: not requested this time
-                    self.gaps.good(device_id, metric, at_ms)
+            self._note_metrics(device_id, at_ms, reading)
             readings.append((device_id, reading))
         self.unreadable = unreadable
         return readings
+
+    def _note_metrics(self, device_id: int, at_ms: int, reading: Reading) -> None:
+        for metric, value in zip(_ASKED_FOR, _values_of(reading), strict=True):
+            reason = reading.missing.get(metric)
+            if reason is not None:
+                if self.gaps.missing(device_id, metric, at_ms, reason):
+                    log.info("device %d does not report %s: %s", device_id, metric, reason)
+            elif value is not None:  # None: not requested this time
+                self.gaps.good(device_id, metric, at_ms)
 
 
 class Gaps:
@@ -361,7 +381,8 @@ class Gaps:
         """Note a reading: it ends an open gap."""
         place = (device_id, metric)
         if place in self._open:
-            self._writer.extend_gap(self._open.pop(place)[0], at_ms)
+            row, _ = self._open.pop(place)
+            self._writer.extend_gap(row, at_ms)
         self._last_good_ms[place] = at_ms
 
     def missing(self, device_id: int, metric: str | None, at_ms: int, reason: str) -> bool:
@@ -458,7 +479,8 @@ class TelemetryWriter:
 
     def put(self, table: str, values: Mapping[str, object]) -> None:
         """Insert a row, or replace the row with the same key."""
-        columns, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
+        columns = ", ".join(values)
+        marks = ", ".join(f":{name}" for name in values)
         changes = ", ".join(f"{name} = excluded.{name}" for name in values)
         self._db.execute(
             f"INSERT INTO {table} (task_id, {columns}) VALUES (:task_id, {marks}) ON CONFLICT DO UPDATE SET {changes}",

@@ -26,7 +26,16 @@ from badcjobs.seams import Clock, GpuReader
 from badcjobs.telemetry import recorder as protocol
 from badcjobs.telemetry.alerts import Alert, AlertBook
 from badcjobs.telemetry.books import CostBook, HostReader, LatestBook, ProcessBook, ProcessLookup, SourceBook
-from badcjobs.telemetry.recorder import Gaps, LinePipe, Recorder, Sampler, SidecarOrder, TelemetryWriter, Unwritten
+from badcjobs.telemetry.recorder import (
+    Book,
+    Gaps,
+    LinePipe,
+    Recorder,
+    Sampler,
+    SidecarOrder,
+    TelemetryWriter,
+    Unwritten,
+)
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +50,8 @@ def main(args: Sequence[str]) -> None:
         signal.signal(signum, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s recorder %(levelname)s %(message)s")
     pipe = LinePipe(sys.stdin.fileno(), sys.stdout.fileno(), parent=os.getppid())
-    order, clock = SidecarOrder.read(Path(args[-1])), SystemClock()
+    order = SidecarOrder.read(Path(args[-1]))
+    clock = SystemClock()
     reader = open_reader(order.stand_in, clock, order.started_at_ms, order.search_path, order.sysfs)
     run_recorder(order, reader, pipe, clock, again=protocol.AGAIN in args)
 
@@ -54,8 +64,9 @@ def run_recorder(order: SidecarOrder, reader: GpuReader, pipe: LinePipe, clock: 
     message, unwritten = RecorderProcess(order, reader, pipe, clock, again=again).record()
     if message != protocol.CLOSED:
         pipe.send(f"{protocol.STOPPED} {json.dumps(asdict(unwritten))}")
-        while (answer := pipe.receive(_RECEIVE_TIMEOUT_S)) is None:
-            pass
+        answer = None
+        while answer is None:
+            answer = pipe.receive(_RECEIVE_TIMEOUT_S)
         message = answer
     if message != protocol.PUBLISHED:
         publish_for_wrapper(order, clock, unwritten)
@@ -72,13 +83,16 @@ class RecorderProcess:
         self._is_ready = False
         self._last_message = protocol.CLOSED
         self._snapshot: threading.Thread | None = None
-        self._writer = writer = TelemetryWriter(Path(order.recorder_file), order.task_id, shared=order.shared)
+        writer = TelemetryWriter(Path(order.recorder_file), order.task_id, shared=order.shared)
+        self._writer = writer
         self._sampler = Sampler(reader, order.devices, Gaps(writer, clock.now_ms()))
         lookup = ProcessLookup(wrapper_pid=order.wrapper_pid, marks=order.own_marks)
         self._alerts = AlertBook(writer, order.devices, order.limits, self._send_alert, lookup.describe)
         self._processes = ProcessBook(writer, lookup.look_up)
-        latest = [] if order.shared else [LatestBook(LocalFolder(Path(order.local_folder)), reader)]
         self._cost = CostBook(writer, order.interval_s, clock.now_ms(), lambda: (reader.backend, reader.why))
+        books: list[Book] = [self._alerts, self._processes, SourceBook(writer), self._cost]
+        if not order.shared:
+            books.append(LatestBook(LocalFolder(Path(order.local_folder)), reader))
         self._recorder = Recorder(
             self._sampler,
             HostReader().read,
@@ -88,7 +102,7 @@ class RecorderProcess:
             since_ms=order.asked_at_ms,
             again=again,
             refused=lambda reason: pipe.send(f"{protocol.REFUSED} {reason}"),
-            books=[self._alerts, self._processes, SourceBook(writer), self._cost, *latest],
+            books=books,
             trouble=lambda text: pipe.send(f"{protocol.TROUBLE} {text}", 0),
             effort=self._cost.effort,
         )
@@ -116,14 +130,14 @@ class RecorderProcess:
         """Handle messages of the wrapper until the next sample; return whether the recording is over."""
         if not self._is_ready:  # the first call is after the first sample
             self._is_ready = True
-            # One sentence per reason, except lost devices, which are alerts.
-            reasons = () if self._again else self._sampler.unreadable.values()
-            for reason, many in Counter(one for one in reasons if "lost" not in one.lower()).items():
-                text = f"{many} device{'' if many == 1 else 's'} cannot be read: {reason};"
-                self._pipe.send(f"{protocol.TROUBLE} {text} the work continues, with a gap in the telemetry", 0)
+            if not self._again:
+                self._report_unreadable()
             self._pipe.send(protocol.READY)
         end_s = self._clock.monotonic_s() + seconds
-        while (message := self._pipe.receive(max(0.0, end_s - self._clock.monotonic_s()))) is not None:
+        while True:
+            message = self._pipe.receive(max(0.0, end_s - self._clock.monotonic_s()))
+            if message is None:
+                return False
             if message.startswith(protocol.SNAPSHOT):
                 if self._snapshot is None or not self._snapshot.is_alive():  # in a thread: no sample waits
                     self._snapshot = threading.Thread(target=self._copy, args=(Path(message.partition(" ")[2]),))
@@ -133,7 +147,14 @@ class RecorderProcess:
             else:
                 self._last_message = message
                 return True
-        return False
+
+    def _report_unreadable(self) -> None:
+        """Send one sentence per reason, except for lost devices, which are alerts."""
+        for reason, number in Counter(self._sampler.unreadable.values()).items():
+            if "lost" not in reason.lower():
+                devices = "1 device" if number == 1 else f"{number} devices"
+                text = f"{devices} cannot be read: {reason}; the work continues, with a gap in the telemetry"
+                self._pipe.send(f"{protocol.TROUBLE} {text}", 0)
 
     def _send_alert(self, alert: Alert) -> None:
         self._pipe.send(f"{protocol.ALERT} {json.dumps(asdict(alert))}", 0)

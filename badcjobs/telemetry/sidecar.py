@@ -84,7 +84,8 @@ class Sidecar:
 
     def request_snapshot(self, target: Path, timeout_s: float) -> bool:
         """Have the recorder write ``target`` again; return whether it did in time. May be called by any thread."""
-        before, deadline_s = file_version(target), time.monotonic() + timeout_s
+        before = file_version(target)
+        deadline_s = time.monotonic() + timeout_s
         self._send(f"{protocol.SNAPSHOT} {target}")
         while self._is_alive() and time.monotonic() < deadline_s:
             if file_version(target) != before:
@@ -95,10 +96,8 @@ class Sidecar:
     def stop(self, timeout_s: float, *, last_copy: Path | None = None) -> None:
         """Request a last sample (and a last snapshot) and wait for it; a recorder without one has failed."""
         if self.failure is None:
-            answer = None
-            if self._is_alive():
-                self._send(protocol.STOP if last_copy is None else f"{protocol.STOP} {last_copy}")
-                answer = self._wait_for(protocol.STOPPED, timeout_s)
+            self._send(f"{protocol.STOP} {last_copy or ''}".strip())
+            answer = self._wait_for(protocol.STOPPED, timeout_s)
             if answer is not None:
                 self.unwritten = Unwritten(**json.loads(answer))
                 log.info("recorder: %s", self._answers.get(protocol.COST, "its cost is not known"))
@@ -126,14 +125,16 @@ class Sidecar:
                 pipe.close()
 
     def _start(self, *options: str) -> None:
-        bytecode = ["-X", f"pycache_prefix={sys.pycache_prefix}"] if sys.pycache_prefix else []
+        python = list(PYTHON)
+        if sys.pycache_prefix:
+            python += ["-X", f"pycache_prefix={sys.pycache_prefix}"]
         try:
             self._order.write(self._order_file)
             with self._log_file.open("ab") as errors:
                 self._log_before = errors.tell()
                 self._answers = {}
                 self._process = subprocess.Popen(
-                    [*PYTHON, *bytecode, "-m", protocol.MODULE, *options, str(self._order_file)],
+                    [*python, "-m", protocol.MODULE, *options, str(self._order_file)],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=errors,
@@ -175,7 +176,7 @@ class Sidecar:
 
     def _receive(self, timeout_s: float) -> bool:
         """Read and handle one message of the recorder; False: timeout, or the pipe is closed."""
-        line = None if self._pipe is None else self._pipe.receive(timeout_s)
+        line = self._pipe and self._pipe.receive(timeout_s)
         if line == protocol.CLOSED and self._process is not None:
             self._process.wait()
         if not line:
@@ -188,27 +189,31 @@ class Sidecar:
         elif message == protocol.TROUBLE:
             log.warning("%s", text)
         elif message == protocol.ALERT:
-            try:
-                alert = Alert(**json.loads(text))
-            except (ValueError, TypeError):
-                return True  # an incomplete line; the database has the alert
-            log.log(logging.INFO if alert.over else logging.WARNING, "%s", alert.text)
-            with suppress(OSError):  # the terminal is closed
-                for listener in self._listeners:
-                    listener(alert)
+            self._pass_on_alert(text)
         return True
+
+    def _pass_on_alert(self, text: str) -> None:
+        try:
+            alert = Alert(**json.loads(text))
+        except (ValueError, TypeError):
+            return  # an incomplete line; the database has the alert
+        log.log(logging.INFO if alert.over else logging.WARNING, "%s", alert.text)
+        with suppress(OSError):  # the terminal is closed
+            for listener in self._listeners:
+                listener(alert)
 
     def _exit_reason(self) -> str:
         """Return why the recorder exited, from its exit code and its log."""
-        written, is_full = b"", False
+        log_text = ""
+        is_full = False
         with suppress(OSError):  # our folder was removed
-            written = self._log_file.read_bytes()[self._log_before :]
+            log_text = self._log_file.read_bytes()[self._log_before :].decode(errors="replace")
             disk = os.statvfs(self._log_file.parent)
             is_full = disk.f_bavail * disk.f_frsize < _SMALLEST_FILE
-        why = parse_exit_reason(written.decode(errors="replace"))
-        if is_full and not written:
-            why = "its disk is full, so there is no error message"
-        return f"the recorder exited with {self._process and self._process.returncode}: {why}"
+        reason = parse_exit_reason(log_text)
+        if is_full and not log_text:
+            reason = "its disk is full, so there is no error message"
+        return f"the recorder exited with {self._process and self._process.returncode}: {reason}"
 
 
 def parse_exit_reason(text: str) -> str:

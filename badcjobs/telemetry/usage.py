@@ -56,16 +56,18 @@ class UsageWatch:
 
     def _watch(self) -> None:
         while True:
-            began_s, cpu_before_s = self._clock.monotonic_s(), time.thread_time()
+            began_s = self._clock.monotonic_s()
+            cpu_before_s = time.thread_time()
             try:
                 reading = self._reader.read(began_s)
             except (OSError, psutil.Error) as error:
                 log.warning("CPU and memory use of our processes cannot be read: %s", error)
                 self.memory_held = None
                 return
+            self.memory_held = None
             if reading is not None:
+                self.memory_held = MemoryHeld(reading.memory_bytes, began_s)
                 self._waiting.append((reading, self._clock.now_ms()))
-            self.memory_held = None if reading is None else MemoryHeld(reading.memory_bytes, began_s)
             if self._over.is_set():
                 return
             self._over.wait(pause_s(began_s - self._started_s, time.thread_time() - cpu_before_s))
@@ -103,30 +105,39 @@ class UsageReader:
 
     def read(self, at_s: float) -> UsageReading | None:
         """Return the reading at this time of a monotonic clock; None: the process itself is not visible."""
-        found: dict[int, ProcessUse] = {}
+        processes = {}
         with suppress(psutil.NoSuchProcess):
             root = psutil.Process(self.pid)
             for process in (root, *root.children(recursive=True)):
                 with suppress(psutil.NoSuchProcess):  # it has just ended
-                    found[process.pid] = _read(process)
-        if self.pid not in found:
+                    processes[process.pid] = _read(process)
+        if self.pid not in processes:
             return None
-        before, self._before = self._before, (at_s, found)
-        return add_up(found) if before is None else add_up(found, before[1], at_s - before[0])
+        before_s, before = self._before or (at_s, None)
+        self._before = (at_s, processes)
+        return add_up(processes, before, at_s - before_s)
 
 
 def _read(process: psutil.Process) -> ProcessUse:
     pss_bytes = read_bytes = None
     with process.oneshot():
-        times, memory = process.cpu_times(), process.memory_info()
+        times = process.cpu_times()
+        rss_bytes = process.memory_info().rss
         has_ended = process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
         with suppress(psutil.AccessDenied, AttributeError):  # AttributeError: the kernel does not count it
             read_bytes = process.io_counters().read_chars
         with suppress(psutil.AccessDenied, AttributeError):
             pss_bytes = 0 if has_ended else process.memory_full_info().pss
-        cpu_s = times.user + times.system + times.children_user + times.children_system
-        started_s, parent = process.create_time(), process.ppid()
-    return ProcessUse(process.pid, parent, started_s, cpu_s, memory.rss, pss_bytes, read_bytes, has_ended)
+        return ProcessUse(
+            pid=process.pid,
+            parent=process.ppid(),
+            started_s=process.create_time(),
+            cpu_s=times.user + times.system + times.children_user + times.children_system,
+            rss_bytes=rss_bytes,
+            pss_bytes=pss_bytes,
+            read_bytes=read_bytes,
+            has_ended=has_ended,
+        )
 
 
 def add_up(now: Processes, before: Processes | None = None, seconds: float = 0.0, cores: int = 0) -> UsageReading:
@@ -134,17 +145,21 @@ def add_up(now: Processes, before: Processes | None = None, seconds: float = 0.0
 
     If the PSS of one process is hidden, RSS is used for all; if the bytes of one are hidden, they are unknown.
     """
-    living = [one for one in now.values() if not one.has_ended]
-    shares = [one.pss_bytes for one in living if one.pss_bytes is not None]
-    hidden = len(shares) < len(living)
-    memory_bytes = sum(one.rss_bytes for one in living) if hidden else sum(shares)
+    living = [process for process in now.values() if not process.has_ended]
+    memory_bytes = sum(process.pss_bytes or 0 for process in living)
+    source = "pss"
+    if any(process.pss_bytes is None for process in living):
+        memory_bytes = sum(process.rss_bytes for process in living)
+        source = "rss"
+
     cpu_cores = bytes_per_s = None
     if before is not None and seconds > 0:
-        busy = growth(before, now, lambda one: one.cpu_s) / seconds
-        cpu_cores = round(busy, 3) if busy <= _MORE_THAN_ALL_CORES * (cores or os.cpu_count() or 1) else None
-        if all(one.read_bytes is not None for one in (*before.values(), *now.values())):
-            bytes_per_s = round(growth(before, now, lambda one: one.read_bytes or 0) / seconds, 1)
-    return UsageReading(cpu_cores, memory_bytes, bytes_per_s, len(living), "rss" if hidden else "pss")
+        busy_cores = growth(before, now, lambda process: process.cpu_s) / seconds
+        if busy_cores <= _MORE_THAN_ALL_CORES * (cores or os.cpu_count() or 1):
+            cpu_cores = round(busy_cores, 3)
+        if all(process.read_bytes is not None for process in (*before.values(), *now.values())):
+            bytes_per_s = round(growth(before, now, lambda process: process.read_bytes or 0) / seconds, 1)
+    return UsageReading(cpu_cores, memory_bytes, bytes_per_s, len(living), source)
 
 
 def growth(before: Processes, now: Processes, count: Callable[[ProcessUse], float]) -> float:
@@ -153,12 +168,14 @@ def growth(before: Processes, now: Processes, count: Callable[[ProcessUse], floa
     The earlier count of an ended child is also in the counter of the parent that waited for it, and is subtracted
     there. The result is never below zero: the counter of a child without a waiting parent is lost.
     """
-    same = {pid for pid in before if pid in now and before[pid].started_s == now[pid].started_s}
-    seen_twice: dict[int, float] = defaultdict(float)
-    for pid in before.keys() - same:
+    alive = {pid for pid in before if pid in now and before[pid].started_s == now[pid].started_s}
+    inherited: dict[int, float] = defaultdict(float)  # by parent: counts of its ended children
+    for pid in before.keys() - alive:
         heir = before[pid].parent
-        while heir in before and heir not in same:
+        while heir in before and heir not in alive:
             heir = before[heir].parent
-        seen_twice[heir] += count(before[pid])
-    new = sum(count(now[pid]) for pid in now.keys() - same)
-    return new + sum(max(0.0, count(now[pid]) - count(before[pid]) - seen_twice[pid]) for pid in same)
+        inherited[heir] += count(before[pid])
+    grown = sum(count(now[pid]) for pid in now.keys() - alive)
+    for pid in alive:
+        grown += max(0.0, count(now[pid]) - count(before[pid]) - inherited[pid])
+    return grown

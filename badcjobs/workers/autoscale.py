@@ -1,28 +1,29 @@
 """The number of workers of a task: planned at its start; ``--workers-per-gpu auto`` measures and corrects it.
 
 The first guess is one worker per core, as many as the memory holds. All devices of a task change at the same time,
-because they share the cores, which run out first, and the main memory. The estimate for n workers is n times the mean
-of those at work.
+because they share the cores, which run out first, and the main memory. ``choose_start`` and ``next_step`` decide, from
+values alone; ``Meter`` measures; ``Autoscaler`` asks once a second, and adds or retires workers.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from badcjobs.model import Device, MemoryHeld, WorkerPlan, advised_gb, fitting_workers, guess_worker_bytes
+from badcjobs.model import USUAL_MEMORY, Device, MemoryHeld, WorkerMemory, WorkerPlan, advised_gb, fitting_workers
+from badcjobs.model.decisions import Code, Decision
 from badcjobs.seams import Clock
-from badcjobs.workers.learned import Learned
+from badcjobs.words import count, memory
+from badcjobs.workers.learned import Learned, Lesson
 from badcjobs.workers.mps import ONLY_ONE
 from badcjobs.workers.supervise import Supervisor
 
 log = logging.getLogger(__name__)
 
 _UNKNOWN_CORES = 4  # for each worker of an engine that is not ours, at the start
-_DEVICE_BYTES = 2 * 2**30  # device memory of HawkEars with one thread, plus a quarter
 _MOST = 48  # clients of CUDA MPS on one device
 _PAYS = 1.05  # a smaller gain is not worth the memory
 _TIGHT = 0.95  # of the main memory: a job that uses all is killed
@@ -30,19 +31,392 @@ _WINDOW_S = 5.0
 _WINDOW_CHUNKS = 4  # per worker
 _WORTH_S = 60.0  # with less work left than this, starting a worker costs more than it gains
 _WORTH_FEWER_S = 300.0  # and fewer are not tried
-_STEADY, _APART_S = 1.05, 4.0  # growth between two readings, and their distance: the memory of a new worker grows
+_STEADY = 1.05  # growth of the memory of new workers between two readings
+_APART_S = 4.0  # the distance of these readings
+_PEAKS_S = 30.0
 _EVERY_S = 1.0
 _DYING_S = 30.0  # the workers of a lost device do not all end at the same moment
-_TRY, _STAY, _BEST = "try", "stay", "best"
+
+
+# --- what is known ----------------------------------------------------------------------------------------------------
+
+
+class Limits(NamedTuple):
+    """What limits the workers of a device."""
+
+    devices: int
+    cores: int  # for each device
+    cores_each: int | None = None  # cores that a worker keeps busy; None: not known, so start with few
+    device_bytes: int | None = None  # memory of the smallest device; None: not known
+    granted_bytes: int | None = None  # main memory of the task; None: no known limit
+    exclusive: bool = False  # only one process may use a device
+
+    @property
+    def most(self) -> int:
+        """The most workers that the cores and the device allow."""
+        if self.exclusive:
+            return 1
+        return min(_MOST, max(1, self.cores // (self.cores_each or 1)))
+
+
+class Trials(NamedTuple):
+    """The numbers of workers per device that were tried."""
+
+    workers: int  # now
+    before: int  # the number that these are compared with; the same: nothing is tried
+    rates: Mapping[int, float] = {}  # number → seconds of audio (or chunks) per second
+    settled: bool = False  # no other number is tried any more
+
+    @property
+    def is_more(self) -> bool:
+        return self.workers > self.before
+
+    @property
+    def is_fewer(self) -> bool:
+        return self.workers < self.before
+
+
+class Performance(NamedTuple):
+    """What the present workers do and use."""
+
+    rate: float = 0.0  # seconds of audio (or chunks) per second
+    left_s: float = 0.0  # the time that the rest of the work takes
+    device_peak_bytes: int = 0  # memory in use on the fullest device; 0: not known
+    device_share: float = 0.0  # of its memory
+    peak_bytes: int | None = None  # main memory in use; None: not known
+    is_steady: bool = True  # the main memory in use no longer grows
+
+
+class Reading(NamedTuple):
+    """What is known of the present workers; None: it does not apply, or is not measured yet."""
+
+    memory_errors: int = 0  # chunks that ran out of memory with them
+    held_bytes: int | None = None  # main memory in use now
+    short_s: float | None = None  # how long there have been fewer workers than planned
+    performance: Performance | None = None
+
+
+class Step(NamedTuple):
+    """A number of workers per device, and why."""
+
+    code: Code
+    workers: int
+    figures: Mapping[str, Any]
+    is_trial: bool = False  # it is measured, and compared with the number before
+    is_best: bool = False  # a later run need not search; False: with more time or memory another number may be better
+
+
+# --- the start --------------------------------------------------------------------------------------------------------
+
+
+def choose_start(limits: Limits, lesson: Lesson, memory: WorkerMemory, chunk_s: float | None) -> Step:
+    """Choose the number to start with: by cores or an earlier run, then as many of these as the memory holds."""
+    figures: dict[str, Any] = {"cores": limits.cores, "device_bytes": limits.device_bytes}
+    if limits.exclusive:
+        figures["note"] = ONLY_ONE
+
+    code = Code.START_WORKERS
+    workers = limits.most
+    is_best = False
+    if limits.cores_each is None:
+        workers = max(1, workers // _UNKNOWN_CORES)
+    if lesson.workers is not None and (lesson.settled or limits.cores_each is None):
+        workers = min(lesson.workers, limits.most)
+        is_best = lesson.settled
+        figures["earlier"] = lesson.workers
+
+    device_worker_bytes = lesson.device_bytes or memory.device_bytes
+    room = _room(limits.device_bytes, device_worker_bytes)
+    if room < workers:
+        code = Code.START_AS_DEVICES_HOLD
+        figures |= {"devices_hold": room, "before_devices": workers, "device_worker_bytes": device_worker_bytes}
+        workers = room
+        is_best = False
+
+    worker_bytes = lesson.worker_bytes or memory.bytes_for(chunk_s)
+    room = _room(limits.granted_bytes, worker_bytes * limits.devices)
+    if room < workers:
+        code = Code.START_AS_MEMORY_HOLDS
+        figures |= {"memory_holds": room, "before_memory": workers, "worker_bytes": worker_bytes}
+        figures |= {"granted_bytes": limits.granted_bytes, "devices": limits.devices}
+        workers = room
+        is_best = False
+
+    if workers * (limits.cores_each or 0) == limits.cores:
+        code = Code.START_ONE_PER_CORE
+    return Step(code, workers, figures, is_best=is_best)
+
+
+def _room(memory_bytes: int | None, worker_bytes: float) -> int:
+    return _MOST if memory_bytes is None else fitting_workers(memory_bytes, worker_bytes)
+
+
+# --- the next step: one rule per function, the first one that applies -------------------------------------------------
+
+
+def next_step(reading: Reading, trials: Trials, limits: Limits) -> Step | None:
+    """Return what to change about the number of workers; None: leave it, or go on measuring."""
+    step = step_back_after_memory_errors(reading, trials) or step_back_before_memory_is_full(reading, trials, limits)
+    if step is not None or trials.settled:
+        return step
+    if reading.short_s is not None:
+        return do_without_ended_workers(reading.short_s, trials)
+    if reading.performance is None:
+        return None
+    for rule in (undo_more, undo_fewer, try_more, try_fewer, stay):
+        step = rule(reading.performance, trials, limits)
+        if step is not None:
+            return step
+    return None
+
+
+def step_back_after_memory_errors(reading: Reading, trials: Trials) -> Step | None:
+    """Use one less if chunks ran out of memory with so many workers."""
+    if reading.memory_errors == 0 or trials.workers == 1:
+        return None
+    return Step(Code.MEMORY_ERRORS, trials.workers - 1, {"before": trials.workers})
+
+
+def step_back_before_memory_is_full(reading: Reading, trials: Trials, limits: Limits) -> Step | None:
+    """Use one less if the main memory gets tight."""
+    if reading.held_bytes is None or limits.granted_bytes is None or trials.workers == 1:
+        return None
+    if reading.held_bytes <= _TIGHT * limits.granted_bytes:
+        return None
+    figures = {"before": trials.workers, "held_bytes": reading.held_bytes, "granted_bytes": limits.granted_bytes}
+    return Step(Code.MEMORY_TIGHT, trials.workers - 1, figures)
+
+
+def do_without_ended_workers(short_s: float, trials: Trials) -> Step | None:
+    """Use one less if workers have ended, and not because their device was lost."""
+    if short_s < _DYING_S or trials.workers == 1:
+        return None
+    return Step(Code.WORKER_ENDED, trials.workers - 1, {})
+
+
+def undo_more(now: Performance, trials: Trials, limits: Limits) -> Step | None:
+    """Return to the number before if more workers are not worth their memory."""
+    if not trials.is_more or now.rate > _PAYS * trials.rates[trials.before]:
+        return None
+    return Step(Code.MORE_WORKERS_NOT_FASTER, trials.before, _trial(now, trials), is_best=True)
+
+
+def undo_fewer(now: Performance, trials: Trials, limits: Limits) -> Step | None:
+    """Return to the number before if fewer workers are slower."""
+    if not trials.is_fewer or now.rate >= trials.rates[trials.before]:
+        return None
+    limit = find_limit(now, trials, limits)
+    is_best = limit.workers >= limits.most
+    if trials.before < limit.workers:
+        return Step(Code.FEWER_WORKERS_SLOWER, trials.before, _trial(now, trials), is_best=is_best)
+    return Step(limit.code, trials.before, _trial(now, trials) | limit.figures, is_best=is_best)
+
+
+def try_more(now: Performance, trials: Trials, limits: Limits) -> Step | None:
+    """Try as many as there is room for, or one more of an engine whose needs are not known."""
+    more = _more(now, trials, limits)
+    if more == 0:
+        return None
+    figures = _trial(now, trials)
+    if now.left_s < _WORTH_S:
+        return Step(Code.LITTLE_WORK_LEFT, trials.workers, figures | {"left_s": now.left_s})
+    if not now.is_steady:  # the last workers may still need more
+        return None
+    return Step(Code.TRY_MORE_WORKERS, trials.workers + more, figures | {"more": more}, is_trial=True)
+
+
+def try_fewer(now: Performance, trials: Trials, limits: Limits) -> Step | None:
+    """Try three quarters of the workers if there is no room for more."""
+    fewer = _fewer(trials, limits)
+    if fewer is None or now.left_s < _WORTH_FEWER_S or _more(now, trials, limits):
+        return None
+    figures = _trial(now, trials)
+    if trials.is_fewer:
+        return Step(Code.FEWER_WORKERS_AS_FAST, fewer, figures | {"trying": fewer}, is_trial=True)
+    return Step(Code.TRY_FEWER_WORKERS, fewer, figures, is_trial=True)
+
+
+def stay(now: Performance, trials: Trials, limits: Limits) -> Step | None:
+    """Stay with the present number if there is nothing left to try."""
+    if _more(now, trials, limits):
+        return None
+    limit = find_limit(now, trials, limits)
+    is_best = limit.workers >= limits.most and _fewer(trials, limits) is None
+    if trials.is_fewer:
+        return Step(Code.FEWER_WORKERS_AS_FAST, trials.workers, _trial(now, trials), is_best=is_best)
+    return Step(limit.code, trials.workers, _trial(now, trials) | limit.figures, is_best=is_best)
+
+
+class Limit(NamedTuple):
+    """The most workers per device, and what allows no more."""
+
+    workers: int
+    code: Code
+    figures: dict[str, Any]
+
+
+def find_limit(now: Performance, trials: Trials, limits: Limits) -> Limit:
+    """Return how many workers the cores, the device and the main memory hold, by what the present ones use."""
+    workers = trials.workers
+    granted_bytes = limits.granted_bytes
+    limit = Limit(limits.most, Code.NO_CORES_FOR_MORE, {})
+
+    if now.device_share > 0:
+        room = max(workers, fitting_workers(workers, now.device_share))
+        if room < limit.workers:
+            figures = {"memory_share": now.device_share * (room + 1) / workers}
+            limit = Limit(room, Code.NO_DEVICE_MEMORY_FOR_MORE, figures)
+
+    if granted_bytes is None:
+        return limit
+    if now.peak_bytes is None:
+        return Limit(workers, Code.MEMORY_IN_USE_UNKNOWN, {"granted_bytes": granted_bytes})
+    room = max(workers, fitting_workers(granted_bytes, now.peak_bytes / workers))
+    if room < limit.workers:
+        expected_bytes = round(now.peak_bytes * (room + 1) / workers)
+        figures = {"held_bytes": now.peak_bytes, "expected_bytes": expected_bytes, "granted_bytes": granted_bytes}
+        limit = Limit(room, Code.NO_MEMORY_FOR_MORE, figures)
+    return limit
+
+
+def _more(now: Performance, trials: Trials, limits: Limits) -> int:
+    """Return how many more workers to try; none once fewer are tried."""
+    room = find_limit(now, trials, limits).workers - trials.workers
+    if room <= 0 or trials.is_fewer:
+        return 0
+    return room if limits.cores_each else 1
+
+
+def _fewer(trials: Trials, limits: Limits) -> int | None:
+    """Return the smaller number to try; None: there is none, or it was tried."""
+    fewer = trials.workers - max(1, trials.workers // 4)
+    if limits.cores_each is None or fewer == 0 or fewer in trials.rates:
+        return None
+    return fewer
+
+
+def _trial(now: Performance, trials: Trials) -> dict[str, Any]:
+    """Return the figures of the trial; empty if nothing is tried."""
+    if trials.workers == trials.before:
+        return {}
+    rate_change = now.rate / trials.rates[trials.before] - 1
+    return {"tried": trials.workers, "before": trials.before, "rate_change": round(rate_change, 4)}
+
+
+# --- measuring --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Meter:
+    """Measures the workers of a task, from one change of their number to the next."""
+
+    devices: Sequence[tuple[int, Device]]
+    granted_bytes: int | None
+    clock: Clock
+    memory_peaks: Callable[[float], dict[int, int]]  # by device_id, over the last seconds
+    memory_held: Callable[[], MemoryHeld | None]
+    _memory_errors: int = 0  # chunks that had run out of memory when there were more workers
+    _retired_s: float = 0.0  # when a retired worker was last seen
+    _short_since_s: float | None = None
+    _began_s: float | None = None  # None: the workers have not all done a chunk yet
+    _work_before: float = 0.0
+    _chunks_before: int = 0
+    _held: list[MemoryHeld] = field(default_factory=list)  # main memory, since it began
+
+    def restart(self) -> None:
+        """Forget what was measured with another number of workers."""
+        self._began_s = None
+
+    def forgive(self, supervisor: Supervisor) -> None:
+        """Count no memory errors that came with more workers."""
+        self._memory_errors = len(supervisor.short_of_memory)
+
+    def wait_for_retired(self, supervisor: Supervisor) -> None:
+        """Measure nothing while retired workers use cores and memory."""
+        self._retired_s = self.clock.monotonic_s()
+        self.restart()
+        self.forgive(supervisor)
+
+    def read(self, supervisor: Supervisor, trials: Trials, left: int) -> Reading:
+        """Return what is known of the present workers; ``left``: chunks that are not done."""
+        at_work = supervisor.slots_at_work
+        held = self.memory_held()
+        reading = Reading(memory_errors=len(supervisor.short_of_memory) - self._memory_errors)
+        if held is not None and held.at_s > self._retired_s:
+            reading = reading._replace(held_bytes=held.memory_bytes)
+        if trials.settled:
+            return reading
+
+        now_s = self.clock.monotonic_s()
+        on_device = Counter(at_work.values())  # a lost device has no workers and is not counted
+        if on_device and min(on_device.values()) < trials.workers:
+            if self._short_since_s is None:
+                self._short_since_s = now_s
+            return reading._replace(short_s=now_s - self._short_since_s)
+        self._short_since_s = None
+
+        if at_work and all(supervisor.finished.get(slot) for slot in at_work):
+            return reading._replace(performance=self._measure(supervisor, now_s, held, left))
+        return reading
+
+    def _measure(self, supervisor: Supervisor, now_s: float, held: MemoryHeld | None, left: int) -> Performance | None:
+        """Return what the workers do, once there are enough chunks and a reading of the memory."""
+        chunks = supervisor.tally.done
+        work = supervisor.audio_done_s or float(chunks)
+        if self._began_s is None:
+            self._began_s = now_s
+            self._work_before = work
+            self._chunks_before = chunks
+            self._held.clear()  # older readings are from fewer workers, or from workers that were starting
+            return None
+        if held is not None and held.at_s >= self._began_s and held not in self._held[-1:]:
+            self._held.append(held)
+
+        took_s = now_s - self._began_s
+        new_chunks = chunks - self._chunks_before
+        if took_s < _WINDOW_S or new_chunks < _WINDOW_CHUNKS * len(supervisor.slots_at_work):
+            return None
+        if self.granted_bytes is not None and held is not None and not self._held:
+            return None
+        return self._use_of_memory()._replace(
+            rate=(work - self._work_before) / took_s,
+            left_s=left * took_s / new_chunks,
+        )
+
+    def _use_of_memory(self) -> Performance:
+        """Return how much memory the workers use."""
+        on_devices = self.memory_peaks(_PEAKS_S)
+        shares = [
+            on_devices[device_id] / device.memory_total_bytes
+            for device_id, device in self.devices
+            if device_id in on_devices and device.memory_total_bytes
+        ]
+        return Performance(
+            device_peak_bytes=max(on_devices.values(), default=0),
+            device_share=max(shares, default=0.0),
+            peak_bytes=max((held.memory_bytes for held in self._held), default=None),
+            is_steady=self._is_steady,
+        )
+
+    @property
+    def _is_steady(self) -> bool:
+        """Whether the main memory of the workers no longer grows; True if the task has no known limit."""
+        if self.granted_bytes is None:
+            return True
+        earlier = [held for held in self._held if held.at_s <= self._held[-1].at_s - _APART_S]
+        return bool(earlier) and self._held[-1].memory_bytes <= _STEADY * earlier[-1].memory_bytes
+
+
+# --- acting -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
 class Autoscaler:
-    """Plans the workers of a task, then (with auto) measures them and changes their number."""
+    """Plans the workers of a task, then (with auto) changes their number as ``next_step`` says."""
 
     devices: Sequence[tuple[int, Device]]  # the devices that get work, each with its device_id
     learned: Learned
-    note: Callable[[str, str | None, float | None, str], None]  # gets kind, subject, value, reason
+    note: Callable[[Decision], None]
     clock: Clock
     _: KW_ONLY
     cpus: int
@@ -52,72 +426,76 @@ class Autoscaler:
     chunk_s: float | None = None  # the longest chunk; None: not known
     exclusive: bool = False  # only one process may use a device
     cores_each: int | None = None  # cores that a worker of this engine keeps busy; None: not known, so start with few
+    memory_per_worker: WorkerMemory = USUAL_MEMORY  # until it is measured
     memory_peaks: Callable[[float], dict[int, int]] = lambda last_s: {}  # by device_id, over the last seconds
     memory_held: Callable[[], MemoryHeld | None] = lambda: None  # main memory of our processes; None: not known
-    _settled: bool = False  # no other number is tried any more
-    _before: int | None = None  # the number before the one that is tried
-    _rates: dict[int, float] = field(default_factory=dict)  # workers → seconds of audio (or chunks) per second
-    _window: tuple[float, float, int] | None = None  # when it began, work and chunks done by then
-    _held: list[MemoryHeld] = field(default_factory=list)  # main memory, since the window began
     _next_s: float = 0.0
-    _retired_s: float = 0.0  # when a retired worker was last seen
-    _worker_bytes: int = 0  # main memory of a worker; 0: not read
-    _device_bytes: int = 0  # the same on its device
-    _short_since_s: float | None = None  # since when there are fewer workers than planned
-    _memory_errors: int = 0  # chunks that had run out of memory when a worker was last retired
+    _slots: int = 0
 
     def __post_init__(self) -> None:
-        self._memory_bytes = min((d.memory_total_bytes for _, d in self.devices if d.memory_total_bytes), default=None)
-        self._cores = max(1, self.cpus // max(1, len(self.devices)))  # per device
-        most = 1 if self.exclusive else max(1, self._cores // (self.cores_each or 1))
-        self._most = min(most, _MOST)  # that auto may choose
-        self.most_per_device = self.per_gpu or self._most
+        self._limits = Limits(
+            devices=len(self.devices),
+            cores=max(1, self.cpus // max(1, len(self.devices))),
+            cores_each=self.cores_each,
+            device_bytes=min((d.memory_total_bytes for _, d in self.devices if d.memory_total_bytes), default=None),
+            granted_bytes=self.granted_bytes,
+            exclusive=self.exclusive,
+        )
+        self._meter = Meter(self.devices, self.granted_bytes, self.clock, self.memory_peaks, self.memory_held)
         self._model = next((device.name for _, device in self.devices if device.name), "unknown")
-        length = "unknown length" if self.chunk_s is None else f"{max(10, round(self.chunk_s, -1)):.0f} s"
-        self._subject = f"{self._model}, {self._cores} cores, chunks of {length}"  # of what is learned
-        self._workers = self.per_gpu or 1  # per device, now
-        if self.per_gpu is None and self.devices:
-            self._choose_start()
-        elif self.per_gpu is None and self.cpu_workers:
+        self._subject = self._subject_of_lessons()
+        lesson = self.learned.about(self._subject)
+        self._trials = Trials(1, 1, settled=True)
+        if self.per_gpu is not None:
+            self._trials = Trials(self.per_gpu, self.per_gpu, settled=True)
+        elif self.devices:
+            start = choose_start(self._limits, lesson, self.memory_per_worker, self.chunk_s)
+            self._trials = Trials(start.workers, start.workers, settled=start.is_best)
+            self._record(start)
+        elif self.cpu_workers:
             log.info("workers per device: there is no device; workers on the CPU, as requested: %d", self.cpu_workers)
-        places: list[tuple[int | None, Device | None]] = [one for one in self.devices for _ in range(self._workers)]
-        places = places or [(None, None)] * self.cpu_workers
-        share = max(1, self.cpus // max(1, len(places)))
-        threads = self._threads if self.devices and not self.per_gpu else share
-        self.plans = [WorkerPlan(slot, one, device_id, threads) for slot, (device_id, one) in enumerate(places)]
-        self._slots = len(self.plans)
-        each = self.learned.about(self._subject).worker_bytes or guess_worker_bytes(self.chunk_s)
-        if self.cores_each and self.granted_bytes and (needs := self._slots * each) > self.granted_bytes:
-            what = f"{self._slots} worker{'s' if self._slots > 1 else ''} may need {format_bytes(needs)}"
-            has, wanted = format_bytes(self.granted_bytes), advised_gb(needs)
-            log.warning("%s of main memory, but the job has %s: ask for more (#SBATCH --mem=%dG)", what, has, wanted)
+        self.plans = self._plan_workers()
+        self._warn_of_memory(lesson)
 
     @property
-    def _threads(self) -> int:
-        """The cores of each worker: what it keeps busy or, if that is not known, an equal share."""
-        return self.cores_each or max(1, self.cpus // (self._workers * len(self.devices)))
+    def most_per_device(self) -> int:
+        """The most workers that a device may get."""
+        return self.per_gpu or self._limits.most
 
-    def _choose_start(self) -> None:
-        """Choose the number to start with by cores, memory and earlier runs, and whether others are tried."""
-        cores, lesson = self._cores, self.learned.about(self._subject)
-        memory = f"{self._memory_bytes / 2**30:.0f} GiB of" if self._memory_bytes else "unknown"
-        reason = f"{cores} {'core' if cores == 1 else 'cores'} and {memory} GPU memory per device"
-        reason += f"; {ONLY_ONE}" if self.exclusive else ""
-        self._workers = self._most if self.cores_each else max(1, self._most // _UNKNOWN_CORES)
-        if lesson.workers is not None and (lesson.settled or not self.cores_each):
-            self._workers, self._settled = min(lesson.workers, self._most), lesson.settled
-            reason = f"an earlier run found {lesson.workers} to be best ({reason})"
-        need, each = lesson.device_bytes or _DEVICE_BYTES, lesson.worker_bytes or guess_worker_bytes(self.chunk_s)
-        device = ("a device has", self._memory_bytes, "", need, 1)
-        shared = f" of main memory for {len(self.devices)} devices" if len(self.devices) > 1 else " of main memory"
-        job = ("the job has", self.granted_bytes, shared, each, len(self.devices))
-        for who, total, what, need, sharing in (device, job):
-            if total is not None and (room := fitting_workers(total, sharing * need)) < self._workers:
-                reason += f"; {room} instead of {self._workers}: {who} {format_bytes(total)}{what}"
-                reason += f", and a worker may need {format_bytes(need)} (a tenth stays free)"
-                self._workers, self._settled = room, False
-        one_per_core = "one per core, " if self._workers * (self.cores_each or 0) == cores else ""
-        self._record(self._workers, f"start: {one_per_core}{reason}")
+    def _subject_of_lessons(self) -> str:
+        length = "unknown length"
+        if self.chunk_s is not None:
+            length = f"{max(10, round(self.chunk_s, -1)):.0f} s"
+        return f"{self._model}, {self._limits.cores} cores, chunks of {length}"
+
+    def _plan_workers(self) -> list[WorkerPlan]:
+        """Return the workers to start with: on each device, or on the CPU if there is none."""
+        if not self.devices:
+            threads = max(1, self.cpus // max(1, self.cpu_workers))
+            return [WorkerPlan(slot, None, None, threads) for slot in range(self.cpu_workers)]
+        plans = []
+        for device_id, device in self.devices:
+            plans += [self._plan_worker(device_id, device) for _ in range(self._trials.workers)]
+        return plans
+
+    def _plan_worker(self, device_id: int, device: Device) -> WorkerPlan:
+        """Plan one more worker, with the cores that it keeps busy or, if that is not known, an equal share."""
+        threads = max(1, self.cpus // (self._trials.workers * len(self.devices)))
+        if self.cores_each and self.per_gpu is None:
+            threads = self.cores_each
+        plan = WorkerPlan(self._slots, device, device_id, threads)
+        self._slots += 1
+        return plan
+
+    def _warn_of_memory(self, lesson: Lesson) -> None:
+        workers = len(self.plans)
+        needs = workers * (lesson.worker_bytes or self.memory_per_worker.bytes_for(self.chunk_s))
+        if not self.cores_each or not self.granted_bytes or needs <= self.granted_bytes:
+            return
+        log.warning(
+            "%s may need %s of main memory, but the job has %s: ask for more (#SBATCH --mem=%dG)",
+            count(workers, "worker"), memory(needs), memory(self.granted_bytes), advised_gb(needs),
+        )  # fmt: skip
 
     def update(self, supervisor: Supervisor, left: int) -> None:
         """Measure, then add or retire workers; called often, works once a second."""
@@ -125,141 +503,68 @@ class Autoscaler:
         if self.per_gpu is not None or not self.devices or supervisor.draining or now_s < self._next_s:
             return
         self._next_s = now_s + _EVERY_S
-        if supervisor.is_retiring:  # they still use cores and memory
-            self._retired_s, self._window, self._memory_errors = now_s, None, len(supervisor.short_of_memory)
+        if supervisor.is_retiring:
+            self._meter.wait_for_retired(supervisor)
             return
-        at_work, held, granted = supervisor.slots_at_work, self.memory_held(), self.granted_bytes
-        if len(supervisor.short_of_memory) > self._memory_errors and self._workers > 1:
-            why = f"{self._workers - 1} instead of {self._workers}: chunks ran out of memory"
-            self._apply(supervisor, self._workers - 1, why, _STAY)
-            self._memory_errors = len(supervisor.short_of_memory)
-            return
-        is_fresh = held is not None and held.at_s > self._retired_s
-        if held and granted and is_fresh and held.memory_bytes > _TIGHT * granted and self._workers > 1:
-            self._worker_bytes = held.memory_bytes // max(1, len(at_work))
-            fewer, in_use = self._workers - 1, f"main memory gets tight: {format_bytes(held.memory_bytes)} in use"
-            in_use = f"{fewer} instead of {self._workers}: {in_use}; the job has {format_bytes(granted)}"
-            self._apply(supervisor, fewer, in_use, _STAY)
-        if self._settled:
-            return
-        on_device = Counter(at_work.values())  # a lost device has no workers and is not counted
-        if on_device and min(on_device.values()) < self._workers:
-            self._short_since_s = now_s if self._short_since_s is None else self._short_since_s
-            if now_s - self._short_since_s >= _DYING_S and self._workers > 1:
-                self._rates.clear()  # the rates no longer apply
-                self._apply(supervisor, self._workers - 1, "a worker has ended", _STAY)
-            return
-        self._short_since_s = None
-        if not at_work or not all(supervisor.finished.get(slot) for slot in at_work):
-            return
-        chunks_done = supervisor.tally.done
-        work_done = supervisor.audio_done_s or float(chunks_done)
-        if self._window is None:
-            self._window = (now_s, work_done, chunks_done)
-            self._held.clear()  # older readings are from fewer workers, or from workers that were starting
-            return
-        started_s, work_before, chunks_before = self._window
-        if held is not None and held.at_s >= started_s and held not in self._held[-1:]:  # it may be the same reading
-            self._held.append(held)
-        took_s, chunks = now_s - started_s, chunks_done - chunks_before
-        awaits_memory = self.granted_bytes is not None and held is not None and not self._held
-        if took_s < _WINDOW_S or chunks < _WINDOW_CHUNKS * len(at_work) or awaits_memory:
-            return
-        self._rates[self._workers] = (work_done - work_before) / took_s
-        used = self.memory_peaks(30.0)
-        shares = [
-            used[device_id] / device.memory_total_bytes
-            for device_id, device in self.devices
-            if device_id in used and device.memory_total_bytes
-        ]
-        self._device_bytes = max(used.values(), default=0) // self._workers
-        self._worker_bytes = max((one.memory_bytes for one in self._held), default=0) // len(at_work)
-        number, reason, how = self._choose(max(shares, default=0.0), left * took_s / chunks)
-        if how != _TRY or number < self._workers or self._is_steady:
-            self._apply(supervisor, number, reason, how)
+        reading = self._meter.read(supervisor, self._trials, left)
+        step = next_step(reading, self._trials, self._limits)
+        if step is not None:
+            self._take(step, reading, supervisor)
 
-    def _choose(self, device_share: float, left_s: float) -> tuple[int, str, str]:
-        """Return the next number of workers, the reason, and whether to try it, to stay with it, or that it is best.
+    def _take(self, step: Step, reading: Reading, supervisor: Supervisor) -> None:
+        """Change the number of workers; the search is over unless this is a trial."""
+        now = self._trials.workers
+        needs = self._needs_of_worker(reading, len(supervisor.slots_at_work))
+        rates = dict(self._trials.rates)
+        if reading.performance is not None:
+            rates[now] = reading.performance.rate
+        if step.code is Code.WORKER_ENDED:
+            rates.clear()  # they were of all workers
+        compared_with = now if step.is_trial else step.workers
+        self._trials = Trials(step.workers, compared_with, rates, settled=not step.is_trial)
+        self._record(step)
 
-        ``device_share``: of the fullest device's memory; ``left_s``: the time that the rest of the work takes.
-        """
-        now, before, rate, gain = self._workers, self._before, self._rates[self._workers], ""
-        room, why = self._find_room(device_share)
-        end = _BEST if room >= self._most else _STAY  # another device, or another job, may have more memory
-        if before is not None:
-            change = f"{rate / self._rates[before] - 1:+.0%}"
-            if now > before:
-                gain = f"{now} per device changed the rate by {change} against {before}"
-                if rate <= _PAYS * self._rates[before]:
-                    return before, gain, _BEST
-            else:
-                if rate < self._rates[before]:
-                    gain = f"fewer are slower: {change} with {now} per device"
-                    return before, f"{gain}; {why}" if before >= room else gain, end
-                gain = f"fewer are not slower: {change} with {now} per device"
-            gain += "; "
-        more = room - now if self.cores_each else min(room - now, 1)
-        if more > 0 and (before is None or now > before):
-            if left_s < _WORTH_S:
-                return now, f"{gain}only {left_s:.0f} s of work left", _STAY
-            return now + more, f"{gain}trying {'one' if more == 1 else more} more", _TRY
-        fewer = now - max(1, now // 4)
-        if self.cores_each and fewer > 0 and fewer not in self._rates:
-            if left_s >= _WORTH_FEWER_S:
-                return fewer, f"{gain}trying {fewer}", _TRY
-            end = _STAY  # a longer run may try it
-        return now, f"{gain}{why}", end
-
-    def _find_room(self, device_share: float) -> tuple[int, str]:
-        """Return how many workers per device the cores and the memory hold, and why not more."""
-        now, room, why = self._workers, self._most, "there are no cores for more"
-        if device_share and (fits := max(now, fitting_workers(now, device_share))) < room:
-            room, why = fits, f"one more might fill {device_share * (fits + 1) / now:.0%} of a device's memory"
-        if (granted := self.granted_bytes) is None:
-            return room, why
-        if not self._held:
-            return now, f"the main memory in use is not known; the job has {format_bytes(granted)}"
-        held = max(one.memory_bytes for one in self._held)
-        if (fits := max(now, fitting_workers(granted, held / now))) < room:
-            more = f"from {format_bytes(held)} to {format_bytes(held * (fits + 1) / now)}"
-            room, why = fits, f"one more might raise the main memory in use {more}; the job has {format_bytes(granted)}"
-        return room, why
-
-    @property
-    def _is_steady(self) -> bool:
-        """Whether the main memory of the workers no longer grows; True if the task has no known limit."""
-        if self.granted_bytes is None:
-            return True
-        earlier = [one.memory_bytes for one in self._held if one.at_s <= self._held[-1].at_s - _APART_S]
-        return bool(earlier) and self._held[-1].memory_bytes <= _STEADY * earlier[-1]
-
-    def _apply(self, supervisor: Supervisor, workers: int, reason: str, how: str) -> None:
-        """Change the number of workers; the search is over unless this is a try."""
-        new, self._before, self._window = workers - self._workers, self._workers if how == _TRY else None, None
-        self._workers, self._settled = workers, how != _TRY
-        self._record(workers, reason)
-        at_work = supervisor.slots_at_work
+        self._meter.restart()
+        if step.workers < now:
+            self._meter.forgive(supervisor)
         for device_id, device in self.devices:
-            slots = sorted(slot for slot, place in at_work.items() if place == device_id)
-            for slot in slots[workers:]:
-                supervisor.retire(slot)
-            for _ in range(new if slots else 0):
-                supervisor.add_worker(WorkerPlan(self._slots, device, device_id, self._threads))
-                self._slots += 1
-        facts: dict[str, Any] = {"worker_bytes": self._worker_bytes, "device_bytes": self._device_bytes}
-        facts = {name: value for name, value in facts.items() if value}
-        if workers in self._rates:
-            facts |= {"workers": workers, "settled": how == _BEST}
-            if supervisor.audio_done_s:  # else the rates are of chunks
-                facts["rates"] = {str(many): rate / len(self.devices) for many, rate in self._rates.items()}
-        if self._settled and facts:
-            self.learned.note(self._subject, chunk_s=self.chunk_s, memory_bytes=self._memory_bytes, **facts)
+            self._change_device(supervisor, device_id, device, step.workers - now)
+        if not step.is_trial:
+            self._learn(step, needs, in_audio=supervisor.audio_done_s > 0)
 
-    def _record(self, workers: int, reason: str) -> None:
-        log.info("workers per device: %d; %s", workers, reason)
-        self.note("workers_per_gpu", self._model, workers, reason)
+    def _change_device(self, supervisor: Supervisor, device_id: int, device: Device, more: int) -> None:
+        """Add workers to a device, or retire its last ones; a lost device stays without."""
+        slots = sorted(slot for slot, place in supervisor.slots_at_work.items() if place == device_id)
+        for slot in slots[self._trials.workers :]:
+            supervisor.retire(slot)
+        if slots:
+            for _ in range(more):
+                supervisor.add_worker(self._plan_worker(device_id, device))
 
+    def _needs_of_worker(self, reading: Reading, at_work: int) -> dict[str, Any]:
+        """Return how much memory a worker uses, as lessons name it."""
+        needs = {}
+        now = reading.performance
+        used_bytes = reading.held_bytes if now is None else now.peak_bytes
+        if used_bytes:
+            needs["worker_bytes"] = used_bytes // max(1, at_work)
+        if now is not None and now.device_peak_bytes:
+            needs["device_bytes"] = now.device_peak_bytes // self._trials.workers
+        return needs
 
-def format_bytes(memory_bytes: float) -> str:
-    """Return an amount of memory in GiB or MiB."""
-    return f"{memory_bytes / 2**30:.1f} GiB" if memory_bytes >= 2**30 else f"{memory_bytes / 2**20:.0f} MiB"
+    def _learn(self, step: Step, needs: dict[str, Any], *, in_audio: bool) -> None:
+        """Keep the results for later runs; rates only if they are of audio, not of chunks."""
+        facts = dict(needs)
+        rates = self._trials.rates
+        if step.workers in rates:
+            facts |= {"workers": step.workers, "settled": step.is_best}
+            if in_audio:
+                facts["rates"] = {str(number): rate / len(self.devices) for number, rate in rates.items()}
+        if facts:
+            memory_bytes = self._limits.device_bytes
+            self.learned.note(self._subject, chunk_s=self.chunk_s, memory_bytes=memory_bytes, **facts)
+
+    def _record(self, step: Step) -> None:
+        decision = Decision.of(step.code, self._model, workers=step.workers, **step.figures)
+        log.info("workers per device: %d; %s", step.workers, decision.reason)
+        self.note(decision)

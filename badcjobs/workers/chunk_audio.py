@@ -18,7 +18,8 @@ from badcjobs.model import BROKEN_AUDIO, UNREADABLE_FILE, Chunk, ChunkResult, Ch
 from badcjobs.seams import Session
 from badcjobs.sources.audio_files import LONGEST_POINTER, explain_missing, read_header, read_pointer
 from badcjobs.sources.cutter import AudioCutter, CannotCut, NotThere
-from badcjobs.workers import retry
+from badcjobs.store.overlaps import Heard, Sound, join_overlaps
+from badcjobs.workers import policy
 
 _SLACK_S = 1.0  # recorders are not exact
 LONGEST_KEPT_STEM = 50  # characters of up to 4 bytes; a file name may have 255 bytes
@@ -32,9 +33,8 @@ GRID_S = 9.0
 # Its low-band model has windows of 4 s, so blocks of 12 s. Pieces that are long enough start at a multiple of both.
 WIDE_GRID_S = 36.0
 # Failures whose reason may be the file.
-_OF_FILES = (
-    retry.BAD_AUDIO, retry.MISSING_AUDIO, retry.ENGINE_ERROR, retry.EXIT_CODE, retry.NO_OUTPUT, retry.NO_PROGRAM
-)  # fmt: skip
+_AUDIO_ERRORS = (policy.BAD_AUDIO, policy.MISSING_AUDIO)
+_MAY_BE_FILE = (*_AUDIO_ERRORS, policy.ENGINE_ERROR, policy.EXIT_CODE, policy.NO_OUTPUT, policy.NO_PROGRAM)
 _MOST_PIECES = 1 << 16  # enough for a week; a longer file is a mistake
 
 
@@ -66,11 +66,12 @@ def check_audio(chunk: Chunk) -> None:
         return  # the engine will report why it cannot be read
     if 0 < status.st_size <= LONGEST_POINTER and read_pointer(chunk.audio_path):
         raise NotThere(explain_missing(Path(chunk.audio_path)))
-    is_same = (status.st_size, status.st_mtime_ns) == (listed.audio_bytes, listed.audio_mtime_ns)
-    if listed.audio_bytes is not None and not is_same:
-        raise CannotCut(f"{chunk.audio_path} has changed since the work was listed; run the same command again")
-    is_known = not status.st_size or chunk.audio_path.lower().endswith((".wav", ".flac"))
-    if is_known and not chunk.is_cut and read_header(chunk.audio_path).fault not in ("", UNREADABLE_FILE):
+    if listed.audio_bytes is not None:
+        state = (status.st_size, status.st_mtime_ns)
+        if state != (listed.audio_bytes, listed.audio_mtime_ns):
+            raise CannotCut(f"{chunk.audio_path} has changed since the work was listed; run the same command again")
+    has_header = status.st_size == 0 or chunk.audio_path.lower().endswith((".wav", ".flac"))
+    if has_header and not chunk.is_cut and read_header(chunk.audio_path).fault not in ("", UNREADABLE_FILE):
         raise CannotCut("the engine did not get this file")
 
 
@@ -80,11 +81,12 @@ def cut_chunk(chunk: Chunk, target: Path, cutter: AudioCutter) -> int | None:
     Raise CannotCut if audio is missing for another reason, OSError if the disk cannot be written.
     """
     start_s, end_s = stretch_of(chunk)
-    cutter.cut(Path(chunk.audio_path), start_s, end_s, target)
+    source = Path(chunk.audio_path)
+    cutter.cut(source, start_s, end_s, target)
     length_s = cutter.length_s(target) or 0.0
     if end_s == math.inf or end_s - start_s - length_s <= _SLACK_S:
         return chunk.end_ms
-    if length_s and end_s - (cutter.promised_s(Path(chunk.audio_path)) or 0.0) <= _SLACK_S:
+    if length_s and end_s - (cutter.promised_s(source) or 0.0) <= _SLACK_S:
         return chunk.start_ms + round(length_s * 1000)
     target.unlink(missing_ok=True)
     ends = f"{chunk.audio_path} ends at {start_s + length_s:.3f} s"
@@ -96,14 +98,17 @@ def available_s(chunk: Chunk, cutter: AudioCutter) -> float | None:
     length_s = cutter.length_s(Path(chunk.audio_path))
     if not chunk.is_cut or length_s is None or chunk.audio_s is None:
         return length_s or chunk.audio_s
-    there = length_s - chunk.start_ms / 1000
-    return there if 0 < there < chunk.audio_s - _SLACK_S else chunk.audio_s
+    there_s = length_s - chunk.start_ms / 1000
+    if 0 < there_s < chunk.audio_s - _SLACK_S:
+        return there_s
+    return chunk.audio_s
 
 
 def is_truncated(result: ChunkResult) -> bool:
     """Return whether a chunk was done only up to the end of its truncated file."""
-    found_s, chunk = result.audio_s, result.chunk
-    return result.ok and chunk.is_cut and found_s is not None and (chunk.audio_s or 0.0) - found_s > _SLACK_S
+    if not result.ok or not result.chunk.is_cut or result.audio_s is None:
+        return False
+    return (result.chunk.audio_s or 0.0) - result.audio_s > _SLACK_S
 
 
 def describe_audio(chunk: Chunk) -> str:
@@ -111,19 +116,23 @@ def describe_audio(chunk: Chunk) -> str:
     if not chunk.is_cut:
         return chunk.audio_path
     start_s, end_s = stretch_of(chunk)
-    return f"{chunk.audio_path} from {start_s:g} s to {'its end' if end_s == math.inf else f'{end_s:g} s'}"
+    end = "its end" if end_s == math.inf else f"{end_s:g} s"
+    return f"{chunk.audio_path} from {start_s:g} s to {end}"
 
 
 def name_fault(result: ChunkResult) -> ChunkResult:
     """Return a failure with the class and the reason that its file gives, if that gives no audio or is truncated."""
-    if result.error_class not in _OF_FILES or not Path(result.chunk.audio_path).is_file():  # opening a pipe blocks
+    path = result.chunk.audio_path
+    if result.error_class not in _MAY_BE_FILE or not Path(path).is_file():  # opening a pipe blocks
         return result
-    header, path = read_header(result.chunk.audio_path), result.chunk.audio_path
-    fault, is_plain = header.fault, result.error_class in (retry.BAD_AUDIO, retry.MISSING_AUDIO)
-    if header.there_s is not None and is_plain:
+    header = read_header(path)
+    fault = header.fault
+    if header.there_s is not None and result.error_class in _AUDIO_ERRORS:
         fault = BROKEN_AUDIO
-    if not fault or (fault == UNREADABLE_FILE and header.why != os.strerror(errno.EACCES)):
-        return result  # also if the filesystem fails
+    if not fault:
+        return result
+    if fault == UNREADABLE_FILE and header.why != os.strerror(errno.EACCES):
+        return result  # the filesystem fails
     return replace(result, error_class=fault, error=f"{result.error or ''}\n{path}: {header.why}".lstrip())
 
 
@@ -141,7 +150,8 @@ def plan_pieces(audio_s: float, pieces: int) -> list[Stretch]:
     grid_s = WIDE_GRID_S if share_s >= 4 * WIDE_GRID_S else GRID_S
     step_s = max(1, math.ceil(share_s / grid_s)) * grid_s
     count = max(1, math.ceil((audio_s - OVERLAP_S) / step_s))
-    return [(n * step_s, min(audio_s, (n + 1) * step_s + OVERLAP_S)) for n in range(count)]
+    starts_s = [number * step_s for number in range(count)]
+    return [(start_s, min(audio_s, start_s + step_s + OVERLAP_S)) for start_s in starts_s]
 
 
 def longest_piece_s(audio_s: float, pieces: int) -> float:
@@ -151,38 +161,28 @@ def longest_piece_s(audio_s: float, pieces: int) -> float:
 
 def pieces_shorter_than(audio_s: float, limit_s: float) -> int | None:
     """Return how many pieces (2, 4, 8, …) make each shorter than a limit; None: no number does."""
-    pieces, before_s = 2, audio_s
-    while pieces <= _MOST_PIECES and (longest_s := longest_piece_s(audio_s, pieces)) < before_s:
+    pieces = 2
+    shortest_s = audio_s
+    while pieces <= _MOST_PIECES:
+        longest_s = longest_piece_s(audio_s, pieces)
+        if longest_s >= shortest_s:
+            return None
         if longest_s < limit_s:
             return pieces
-        pieces, before_s = pieces * 2, longest_s
+        shortest_s = longest_s
+        pieces *= 2
     return None
 
 
 def join_detections(pieces: Sequence[tuple[Stretch, Sequence[Detection]]]) -> tuple[Detection, ...]:
     """Join the detections of consecutive pieces into those of the complete chunk."""
-    joined: list[Detection] = []
-    end_ms = 0
-    for (start_s, end_s), found in pieces:
+    heard = []
+    for (start_s, end_s), detections in pieces:
         start_ms = round(start_s * 1000)
-        moved = [replace(d, start_ms=d.start_ms + start_ms, end_ms=d.end_ms + start_ms) for d in found]
-        joined = _join(joined, moved, (start_ms + end_ms) // 2) if joined or start_ms else moved
-        end_ms = round(end_s * 1000)
-    return tuple(sorted(joined, key=lambda d: (d.start_ms, d.end_ms, d.label)))
-
-
-def _join(before: Sequence[Detection], after: Sequence[Detection], joint_ms: int) -> list[Detection]:
-    joined = [d for d in before if d.end_ms <= joint_ms]
-    crossing = [d for d in before if d.start_ms < joint_ms < d.end_ms]
-    for late in (d for d in after if d.end_ms > joint_ms):
-        twins = [d for d in crossing if d.label == late.label] if late.start_ms < joint_ms else []
-        if twins:
-            early = min(twins, key=lambda d: abs(d.start_ms - late.start_ms) + abs(d.end_ms - late.end_ms))
-            crossing.remove(early)
-            louder = max(early, late, key=lambda d: -math.inf if d.score is None else d.score)
-            late = replace(louder, start_ms=early.start_ms, end_ms=late.end_ms)
-        joined.append(late)
-    return joined + crossing
+        sounds = [Sound(d.start_ms + start_ms, d.end_ms + start_ms, d.label, d.label_name, d.score) for d in detections]
+        heard.append(Heard(start_ms, round(end_s * 1000), sounds))
+    joined = [Detection(s.start_ms, s.end_ms, s.label, s.score, s.label_name) for s in join_overlaps(heard)]
+    return tuple(sorted(joined, key=lambda detection: (detection.start_ms, detection.end_ms, detection.label)))
 
 
 @dataclass
@@ -201,8 +201,9 @@ class PieceRun:
 
     def process(self) -> Iterator[ChunkStarted | ChunkResult]:
         """Yield the start and the result of the chunk; no result if it was stopped, or if ``problem`` is set."""
-        chunk, done, result = self.chunk, list[tuple[Stretch, Sequence[Detection]]](), None
-        for start_s, end_s in plan_pieces(self.audio_s, self.pieces):
+        done: list[tuple[Stretch, ChunkResult]] = []
+        for stretch in plan_pieces(self.audio_s, self.pieces):
+            start_s, end_s = stretch
             self.piece_s = end_s - start_s
             try:
                 piece = self._cut(start_s, end_s)
@@ -215,36 +216,51 @@ class PieceRun:
                     result = event
                 if self.started_at_ms is None:
                     self.started_at_ms = event.at_ms if isinstance(event, ChunkStarted) else event.started_at_ms
-                    yield ChunkStarted(chunk, self.started_at_ms)
+                    yield ChunkStarted(self.chunk, self.started_at_ms)
             Path(piece.audio_path).unlink(missing_ok=True)
             if result is None:
                 return  # interrupted or killed: the chunk has no result
-            result = replace(result, chunk=chunk, started_at_ms=self.started_at_ms or result.started_at_ms)
+            result = replace(result, chunk=self.chunk, started_at_ms=self.started_at_ms or result.started_at_ms)
             if not result.ok:
-                error = (result.error or "").replace(piece.audio_path, chunk.audio_path)
-                where = f"in its piece from {start_s:.0f} s to {end_s:.0f} s"
-                yield replace(result, pieces=self.pieces, error=f"{where}: {error}")
+                error = (result.error or "").replace(piece.audio_path, self.chunk.audio_path)
+                error = f"in its piece from {start_s:.0f} s to {end_s:.0f} s: {error}"
+                yield replace(result, pieces=self.pieces, error=error)
                 return
-            done.append(((start_s, end_s), result.detections))
-        if result is not None:
-            audio_s = self.audio_s if chunk.audio_s is None or chunk.is_cut else chunk.audio_s
-            yield replace(result, detections=join_detections(done), audio_s=audio_s, pieces=len(done))
+            done.append((stretch, result))
+        yield self._join(done)
+
+    def _join(self, done: Sequence[tuple[Stretch, ChunkResult]]) -> ChunkResult:
+        """Return the result of the complete chunk."""
+        audio_s = self.chunk.audio_s
+        if audio_s is None or self.chunk.is_cut:
+            audio_s = self.audio_s
+        last_result = done[-1][1]
+        return replace(
+            last_result,
+            detections=join_detections([(stretch, result.detections) for stretch, result in done]),
+            rarities=join_detections([(stretch, result.rarities) for stretch, result in done]),
+            audio_s=audio_s,
+            pieces=len(done),
+        )
 
     def _cut(self, start_s: float, end_s: float) -> Chunk:
-        chunk, source = self.chunk, Path(self.chunk.audio_path)
+        """Cut a piece, from its start to its end within the chunk."""
+        chunk = self.chunk
+        source = Path(chunk.audio_path)
         check_audio(chunk)
-        start_ms, end_ms = round(start_s * 1000), round(end_s * 1000)
+        start_ms = round(start_s * 1000)
         name = f"{start_ms // 1000}s"
         self.folder.mkdir(parents=True, exist_ok=True)
         target = (self.folder / f"{source.stem[:LONGEST_KEPT_STEM]}~{name}.wav").absolute()
-        begin_s = chunk.start_ms / 1000 if chunk.is_cut else 0.0  # start of the chunk in its file
-        self.cutter.cut(source, begin_s + start_s, begin_s + end_s, target)
+        chunk_start_s = chunk.start_ms / 1000 if chunk.is_cut else 0.0  # in its file
+        self.cutter.cut(source, chunk_start_s + start_s, chunk_start_s + end_s, target)
         return Chunk(
             chunk.recording_id,
             f"{chunk.chunk_id}~{name}",
             chunk.source_path,
             str(target),
-            chunk.start_ms + start_ms,
-            chunk.start_ms + end_ms,
+            start_ms=chunk.start_ms + start_ms,
+            end_ms=chunk.start_ms + round(end_s * 1000),
             piece_of=chunk.chunk_id,
+            place=chunk.place,
         )

@@ -6,30 +6,33 @@ It is started as ``python -m badcjobs.workers.demo_worker``, and reads and write
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import struct
 import sys
 import time
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from badcjobs.devices.simulated import simulated_memory_bytes
 from badcjobs.errors import BadInput
+from badcjobs.locks import kernel_lock
 from badcjobs.sources.audio_formats import begins_like_audio, read_wav_header
 from badcjobs.sources.cutter import NoDecoder, load_soundfile
-from badcjobs.store.run_lock import folder_lock
 from badcjobs.workers.hawkears_worker import OrderPipe
-from badcjobs.workers.retry import BAD_AUDIO, NO_PROGRAM
+from badcjobs.workers.policy import BAD_AUDIO
 
 _WINDOW_S = 0.1
 _MIB = 2**20
-_WHOLE, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
+_WHOLE = 1
+_FLOAT = 3
+_EXTENSIBLE = 0xFFFE
 _ARRAY_TYPES = {_WHOLE: {8: "B", 16: "h", 24: "h", 32: "i"}, _FLOAT: {32: "f", 64: "d"}}  # by bits per sample
 _BLOCK = 1 << 16  # frames
+_READS = "the demo engine reads WAV with PCM or float samples, and what soundfile reads"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -58,22 +61,31 @@ def main(args: Sequence[str]) -> None:
     pipe = OrderPipe()
     pipe.send("ready", threads=1, holds=2)
     for order in pipe.orders():
-        path = order["audio"]
         pipe.send("started", id=order["id"])
-        try:
-            answer = analyse(path, options.threshold)
-            if refusal := take_memory(options, answer["audio_s"]):
-                answer = {"error": refusal}
-        except NoDecoder as error:
-            install = "pip install 'badcjobs[audio]'   (in the environment of badcjobs)"
-            what = f"it is not WAV and needs a decoder: {error}\n{install}"
-            answer = {"error_class": NO_PROGRAM, "error": f"{path}: {what}"}
-        except (OSError, ValueError) as error:
-            what = f"{error} (the demo engine reads WAV with PCM or float samples, and what soundfile reads)"
-            answer = {"error_class": BAD_AUDIO, "error": f"{path}: {what}"}
+        answer = process(order["audio"], options)
         burn(options.burn_s)
         pipe.send("failed" if "error" in answer else "done", id=order["id"], **answer)
     pipe.send("bye")
+
+
+def process(path: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the facts for the event done, or those for the event failed, with an error."""
+    try:
+        answer = analyse(path, options.threshold)
+        refusal = take_memory(options, answer["audio_s"])
+    except (OSError, ValueError, NoDecoder) as error:
+        return {"error_class": BAD_AUDIO, "error": f"{path}: {error} ({_READS})"}
+    return {"error": refusal} if refusal else answer
+
+
+class Sound(NamedTuple):
+    """The samples of an audio file."""
+
+    kind: int  # whole numbers or floats
+    channels: int
+    rate: int
+    bits: int  # per sample
+    raw: bytes
 
 
 def analyse(path: str, threshold: float) -> dict[str, Any]:
@@ -81,65 +93,75 @@ def analyse(path: str, threshold: float) -> dict[str, Any]:
     with Path(path).open("rb") as file:
         head = file.read(12)
         if head[:4] in (b"RIFF", b"RF64", b"BW64") and head[8:] == b"WAVE":
-            kind, channels, rate, bits, raw = read_wav(file)
+            sound = read_wav(file)
         elif begins_like_audio(head):
-            kind, channels, rate, bits, raw = read_with_soundfile(path)
+            sound = read_with_soundfile(path)
         else:
             raise ValueError("the file is empty" if not head else "the file is not audio")
-    audio_s = len(raw) * 8 / bits / channels / rate
-    window = max(1, int(_WINDOW_S * rate)) * channels
-    found: list[list[int | str | float]] = []
-    window_ms, start = round(_WINDOW_S * 1000), 0
-    for is_loud, group in groupby(peaks(kind, bits, raw, window), lambda level: level >= threshold):
+    audio_s = len(sound.raw) * 8 / sound.bits / sound.channels / sound.rate
+    window = max(1, int(_WINDOW_S * sound.rate)) * sound.channels
+    window_ms = round(_WINDOW_S * 1000)
+    detections = []
+    start = 0
+    for is_loud, group in groupby(peaks(sound, window), lambda level: level >= threshold):
         levels = list(group)
         end = start + len(levels)
         if is_loud:
-            found.append([start * window_ms, end * window_ms, "LOUD", round(max(levels), 3), "Loud sound"])
+            detections.append([start * window_ms, end * window_ms, "LOUD", round(max(levels), 3), "Loud sound"])
         start = end
-    return {"audio_s": audio_s, "detections": found}
+    return {"audio_s": audio_s, "detections": detections}
 
 
-def read_wav(file: BinaryIO) -> tuple[int, int, int, int, bytes]:
-    """Return format, channels, rate, bits per sample and frames of a WAV file; ``wave`` reads too few formats."""
+def read_wav(file: BinaryIO) -> Sound:
+    """Return the sound of a WAV file; ``wave`` reads too few formats."""
     header = read_wav_header(file)
     if header.missing_frames:
         raise ValueError("the audio is shorter than its header states")
     chunk = header.format_chunk
     kind, channels, rate, bits = struct.unpack("<HHI6xH", chunk[:16].ljust(16, b"\0"))
-    kind = chunk[24] if kind == _EXTENSIBLE and len(chunk) > 25 else kind
+    if kind == _EXTENSIBLE and len(chunk) > 25:
+        kind = chunk[24]
     if not (channels and rate) or bits not in _ARRAY_TYPES.get(kind, {}):
         raise ValueError(f"WAV format {kind} with {bits} bits per sample at {rate} Hz is not supported")
     file.seek(header.data_start)
-    return kind, channels, rate, bits, file.read(header.frames * header.frame_bytes)
+    return Sound(kind, channels, rate, bits, file.read(header.frames * header.frame_bytes))
 
 
-def read_with_soundfile(path: str) -> tuple[int, int, int, int, bytes]:
-    """Return the same for other formats, in 16 bits; raise NoDecoder if soundfile is not installed."""
+def read_with_soundfile(path: str) -> Sound:
+    """Return the sound of another format, in 16 bits; raise NoDecoder if soundfile cannot be loaded."""
     soundfile = load_soundfile()
     try:
         with soundfile.SoundFile(path) as audio:
             blocks = iter(lambda: bytes(audio.buffer_read(_BLOCK, dtype="int16")), b"")
-            rate, channels, frames, raw = audio.samplerate, audio.channels, audio.frames, b"".join(blocks)
+            sound = Sound(_WHOLE, audio.channels, audio.samplerate, 16, b"".join(blocks))
+            frames = audio.frames
     except soundfile.SoundFileError as error:
         raise ValueError(str(error)) from error
-    if len(raw) < 2 * channels * frames:
+    if len(sound.raw) < 2 * sound.channels * frames:
         raise ValueError("the audio is shorter than its header states")
-    return _WHOLE, channels, rate, 16, raw
+    return sound
 
 
-def peaks(kind: int, bits: int, raw: bytes, window: int) -> Iterator[float]:
+def peaks(sound: Sound, window: int) -> Iterator[float]:
     """Yield the peak of each window, from 0 to 1 (full scale); NaN counts as silence."""
-    if bits == 24:
+    raw = sound.raw
+    if sound.bits == 24:
         # Drop the lowest byte of each sample: 16 bits are enough here.
         high = bytearray(len(raw) // 3 * 2)
-        high[0::2], high[1::2] = raw[1::3], raw[2::3]
+        high[0::2] = raw[1::3]
+        high[1::2] = raw[2::3]
         raw = bytes(high)
-    samples = array(_ARRAY_TYPES[kind][bits], raw)
-    middle, full = (128, 128) if samples.typecode == "B" else (0, 1 << (8 * samples.itemsize - 1))
+    samples = array(_ARRAY_TYPES[sound.kind][sound.bits], raw)
+    middle = 0
+    full = 1 << (8 * samples.itemsize - 1)
+    if sound.kind == _FLOAT:
+        full = 1
+    elif samples.typecode == "B":
+        middle = full
     for start in range(0, len(samples), window):
         part: Sequence[float] = samples[start : start + window]
-        if kind == _FLOAT:
-            part, full = [sample if sample == sample else 0.0 for sample in part], 1
+        if sound.kind == _FLOAT:
+            part = [0.0 if math.isnan(sample) else sample for sample in part]
         yield min(1.0, max(max(part) - middle, middle - min(part)) / full)
 
 
@@ -158,21 +180,36 @@ def take_memory(options: argparse.Namespace, audio_s: float) -> str | None:
     processes of a device share its memory: each writes its use to a file ``<device>.<pid>`` in a common folder, which
     the simulated devices read. Without a folder, each process has the device to itself.
     """
-    per_s, device_bytes, folder = options.memory_per_s, options.device_bytes, options.ledger
+    per_s = options.memory_per_s
+    device_bytes = options.device_bytes
+    folder = options.ledger
     if options.room_s is not None:
-        per_s, device_bytes, folder = 1.0, round(options.room_s * _MIB), None
+        per_s = 1.0
+        device_bytes = round(options.room_s * _MIB)
+        folder = None
     if per_s is None:
         return None
+
     wanted = round((audio_s if options.lean else 2 * audio_s) * per_s * _MIB)
-    with nullcontext() if folder is None else folder_lock(folder):
-        others = 0 if folder is None else simulated_memory_bytes(folder, options.device, without_pid=os.getpid())
-        if device_bytes is not None and wanted + others > device_bytes:
-            total, free = device_bytes / _MIB, max(0, device_bytes - others) / _MIB
-            tried = f"CUDA out of memory. Tried to allocate {wanted / _MIB:.0f} MiB."
-            return f"{tried} GPU 0 has a total capacity of {total:.0f} MiB of which {free:.0f} MiB is free"
-        if folder is not None:
+    if folder is None:
+        return refuse_memory(wanted, 0, device_bytes)
+    with kernel_lock(folder / "ledger.lock"):
+        used = simulated_memory_bytes(folder, options.device, without_pid=os.getpid())
+        refusal = refuse_memory(wanted, used, device_bytes)
+        if refusal is None:
             (folder / f"{options.device}.{os.getpid()}").write_text(str(wanted), encoding="ascii")
-    return None
+    return refusal
+
+
+def refuse_memory(wanted: int, used: int, device_bytes: int | None) -> str | None:
+    """Return PyTorch's error message if a device does not have so much memory left; None: it has."""
+    if device_bytes is None or wanted + used <= device_bytes:
+        return None
+    free = max(0, device_bytes - used)
+    return (
+        f"CUDA out of memory. Tried to allocate {wanted / _MIB:.0f} MiB."
+        f" GPU 0 has a total capacity of {device_bytes / _MIB:.0f} MiB of which {free / _MIB:.0f} MiB is free"
+    )
 
 
 if __name__ == "__main__":

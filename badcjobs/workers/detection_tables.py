@@ -12,15 +12,15 @@ from typing import Any
 from badcjobs.model import Detection
 
 # The columns of our format, HawkEars, BirdNET, Raven and Kaleidoscope, in small letters; the first that exists counts.
+_LABELS = ("label", "class_code", "species code", "scientific name", "scientific_name", "species_name", "name")
 COLUMNS = {
     "start": ("start_time", "start (s)", "begin time (s)", "start", "offset"),
     "end": ("end_time", "end (s)", "end time (s)", "end", "duration"),
-    "label": ("label", "class_code", "species code", "scientific name", "scientific_name", "species_name", "name",
-              "species", "annotation", "common name", "common_name"),
+    "label": (*_LABELS, "species", "annotation", "common name", "common_name"),
     "score": ("score", "confidence"),
-}  # fmt: skip
+}
 _SPECIES_NAMES = ("class_name", "common name", "common_name")
-_LABEL_TRACK = ("start", "end", "label", "score", "common name")  # Audacity writes no header: see _label_cells
+_LABEL_TRACK = ("start", "end", "label", "score", "common name")  # Audacity writes no header
 _NO_CALL = "nocall"  # BirdNET's Raven table always has a row
 
 
@@ -37,80 +37,126 @@ def parse_detections(text: str, name: str = "detections.csv") -> list[Detection]
     text = text.removeprefix("\ufeff")
     if name.endswith(".txt") and not text.strip():
         return []
-    first = text.partition("\n")[0]
-    tabs = "\t" in first
-    delimiter = "\t" if tabs else ";" if ";" in first and "," not in first else ","
+    first_line = text.partition("\n")[0]
+    has_tabs = "\t" in first_line
     lines = io.StringIO(text, newline="")
-    rows = csv.reader(lines, strict=True, delimiter=delimiter, quoting=csv.QUOTE_NONE if tabs else csv.QUOTE_MINIMAL)
+    if has_tabs:
+        rows = csv.reader(lines, strict=True, delimiter="\t", quoting=csv.QUOTE_NONE)
+    else:
+        is_semicolon = ";" in first_line and "," not in first_line
+        rows = csv.reader(lines, strict=True, delimiter=";" if is_semicolon else ",")
     try:
-        is_track = re.match(r"\s*[\d.]+\t[\d.]+(\t|\s*$)", first)
-        header = _LABEL_TRACK if is_track else [cell.strip().strip('"') for cell in next(rows, [])]
-        return list(_parse_rows(rows, header, scored=not tabs))
+        if re.match(r"\s*[\d.]+\t[\d.]+(\t|\s*$)", first_line):
+            return list(_LabelTrack(rows, _LABEL_TRACK, has_score=False).detections())
+        header = [cell.strip().strip('"') for cell in next(rows, [])]
+        return list(_Table(rows, header, has_score=not has_tabs).detections())
     except csv.Error as error:
         raise ValueError(f"line {rows.line_num}: {error}") from error
 
 
-def _parse_rows(rows: Any, written: Sequence[str], *, scored: bool) -> Iterator[Detection]:
-    """Yield the detections of a table; ``scored``: its format has a score, unlike those of Raven and Audacity."""
-    is_track = written is _LABEL_TRACK
-    header = [name.lower() for name in written]
-    columns = {part: next((name for name in names if name in header), "") for part, names in COLUMNS.items()}
-    if missing := [part for part, column in columns.items() if not column and (scored or part != "score")]:
-        known = "; ".join(f"{part}: {', '.join(names)}" for part, names in COLUMNS.items())
-        what = f"no column for {', '.join(missing)}; found: {', '.join(written) or 'nothing'}; understood: {known}"
-        raise (UnknownTable if len(header) > 1 else ValueError)(f"line 1: {what}")
-    species = next((name for name in _SPECIES_NAMES if name in header and name != columns["label"]), None)
-    selections = set()
-    for cells in filter(None, rows):
-        if is_track and cells[0] == "\\":  # the frequencies of the label above
-            continue
-        if is_track:
-            cells = _label_cells(cells)
-        elif len(cells) > len(header) and header[-1] == "file":  # BirdNET does not quote paths with commas
-            del cells[len(header) :]
-        elif len(cells) > len(header) and header[0] in ("indir", "filepath"):
-            del cells[: len(cells) - len(header)]
-        if len(cells) != len(header):
-            column = header[len(cells)] if len(cells) < len(header) else f"number {len(header) + 1}"
-            counts = f"{len(cells)} cells, the header has {len(header)}"
-            raise ValueError(f"line {rows.line_num} has {counts} (column {column})")
-        row = dict(zip(header, map(str.strip, cells), strict=True))
-        selection = row.get("selection")
-        if selection in selections or row[columns["label"]] == row.get(species or "") == _NO_CALL:
-            continue  # Raven repeats a selection for each view
-        if selection:
-            selections.add(selection)
-        yield _parse_row(row, columns, species, rows.line_num)
+class _Table:
+    """A table with a header; ``has_score``: its format has a score, unlike those of Raven and Audacity."""
 
+    def __init__(self, rows: Any, header: Sequence[str], *, has_score: bool) -> None:
+        self._rows = rows
+        self._header = [name.lower() for name in header]
+        self._columns = {part: self._first_of(names) for part, names in COLUMNS.items()}
+        missing = [part for part, column in self._columns.items() if not column and (has_score or part != "score")]
+        if missing:
+            understood = "; ".join(f"{part}: {', '.join(names)}" for part, names in COLUMNS.items())
+            found = ", ".join(header) or "nothing"
+            problem = f"line 1: no column for {', '.join(missing)}; found: {found}; understood: {understood}"
+            raise UnknownTable(problem) if len(header) > 1 else ValueError(problem)
+        self._species = self._first_of([name for name in _SPECIES_NAMES if name != self._columns["label"]])
 
-def _label_cells(cells: Sequence[str]) -> list[str]:
-    """Return a line of a label track as a row; BirdNET adds a score, and both names of the species are the label."""
-    start, end, label, score = [*cells, "", "", ""][:4]
-    names = label.partition(", ") if score else (label, "", "")
-    return [start, end, names[0], score, names[2]]
+    def detections(self) -> Iterator[Detection]:
+        """Yield the detections of the table."""
+        selections = set()
+        for cells in self._rows:
+            if not cells:
+                continue
+            cells = self._cells(cells)
+            if cells is None:
+                continue
+            self._check_length(cells)
+            row = {name: cell.strip() for name, cell in zip(self._header, cells, strict=True)}
+            selection = row.get("selection")
+            if selection in selections or self._is_no_call(row):
+                continue  # Raven repeats a selection for each view
+            if selection:
+                selections.add(selection)
+            yield self._parse_row(row)
 
+    def _first_of(self, names: Sequence[str]) -> str:
+        """Return the first of these columns that the table has, or ""."""
+        for name in names:
+            if name in self._header:
+                return name
+        return ""
 
-def _parse_row(row: Mapping[str, str], columns: Mapping[str, str], species: str | None, number: int) -> Detection:
-    def parse_number(column: str) -> float:
+    def _cells(self, cells: list[str]) -> list[str] | None:
+        """Return the cells of a row, without the rest of a path with commas, which BirdNET does not quote."""
+        excess = len(cells) - len(self._header)
+        if excess > 0 and self._header[-1] == "file":
+            return cells[:-excess]
+        if excess > 0 and self._header[0] in ("indir", "filepath"):
+            return cells[excess:]
+        return cells
+
+    def _check_length(self, cells: Sequence[str]) -> None:
+        width = len(self._header)
+        if len(cells) == width:
+            return
+        column = self._header[len(cells)] if len(cells) < width else f"number {width + 1}"
+        counts = f"{len(cells)} cells, the header has {width}"
+        raise ValueError(f"line {self._rows.line_num} has {counts} (column {column})")
+
+    def _is_no_call(self, row: Mapping[str, str]) -> bool:
+        return row[self._columns["label"]] == row.get(self._species) == _NO_CALL
+
+    def _parse_row(self, row: Mapping[str, str]) -> Detection:
+        columns = self._columns
+        start_s = self._parse_seconds(row, columns["start"])
+        end_s = self._parse_seconds(row, columns["end"])
+        if columns["end"] == "duration":
+            end_s += start_s
+        if end_s < start_s:
+            raise self._wrong(columns["end"], f"{end_s} is before the start, {start_s}")
+        score = None
+        if row.get(columns["score"]):
+            score = self._parse_seconds(row, columns["score"])
+        label = row[columns["label"]]
+        name = row[self._species] if self._species else ""
+        if columns["label"] == "species_name":  # of the Python package birdnet: both names
+            label, _, name = label.partition("_")
+        if not (label or name):
+            raise self._wrong(columns["label"], "empty")
+        return Detection(round(start_s * 1000), round(end_s * 1000), label or name, score, name or None)
+
+    def _parse_seconds(self, row: Mapping[str, str], column: str) -> float:
+        """Parse a number, or H:MM:SS."""
         value = 0.0
         try:
-            for part in row[column].split(":"):  # seconds, or H:MM:SS
+            for part in row[column].split(":"):
                 value = value * 60 + float(part)
         except ValueError:
             value = math.nan
         if not math.isfinite(value):
-            raise ValueError(f"line {number}, column {column}: {row[column]!r} is not a number")
+            raise self._wrong(column, f"{row[column]!r} is not a number")
         return value
 
-    start_s, end_s = parse_number(columns["start"]), parse_number(columns["end"])
-    if columns["end"] == "duration":
-        end_s += start_s
-    if end_s < start_s:
-        raise ValueError(f"line {number}, column {columns['end']}: {end_s} is before the start, {start_s}")
-    score = parse_number(columns["score"]) if row.get(columns["score"]) else None
-    label, name = row[columns["label"]], row[species] if species else ""
-    if columns["label"] == "species_name":  # of the Python package birdnet: both names
-        label, _, name = label.partition("_")
-    if not (label or name):
-        raise ValueError(f"line {number}, column {columns['label']}: empty")
-    return Detection(round(start_s * 1000), round(end_s * 1000), label or name, score, name or None)
+    def _wrong(self, column: str, problem: str) -> ValueError:
+        return ValueError(f"line {self._rows.line_num}, column {column}: {problem}")
+
+
+class _LabelTrack(_Table):
+    """A label track of Audacity; BirdNET adds a score, and both names of the species are the label."""
+
+    def _cells(self, cells: list[str]) -> list[str] | None:
+        if cells[0] == "\\":  # the frequencies of the label above
+            return None
+        start, end, label, score = [*cells, "", "", ""][:4]
+        name = ""
+        if score:
+            label, _, name = label.partition(", ")
+        return [start, end, label, score, name]

@@ -15,23 +15,27 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from badcjobs.model import Chunk, ChunkKey, ChunkResult, ChunkStarted, WorkerPlan
+from badcjobs.model.decisions import Code, Decision
 from badcjobs.seams import Clock, More, Session, SessionBroken, nothing_more
 from badcjobs.sources.cutter import AudioCutter, CannotCut, NoDecoder, NotThere
-from badcjobs.workers import retry
+from badcjobs.workers import policy
 from badcjobs.workers.chunk_audio import PieceRun, available_s, describe_audio, name_fault
+from badcjobs.workers.error_patterns import fault_of_node
 from badcjobs.workers.learned import Learned
 from badcjobs.workers.memory_limits import LEAN, MemoryLimit, MemoryLimits, Way, model_of
+from badcjobs.workers.policy import Circumstance
 from badcjobs.workers.staging import Stager, Upcoming, choose_staging
 
 log = logging.getLogger(__name__)
 
-_NOT_CUT = ((NoDecoder, retry.NO_PROGRAM), (NotThere, retry.MISSING_AUDIO))
-
+_STAGED = {
+    Code.STAGE_ALL: "is copied to this node in advance",
+    Code.STAGE_CUTS: "is cut out of longer files in advance",
+}
 ChunkEvent: TypeAlias = ChunkStarted | ChunkResult
-Decision = tuple[str, str | None, float | None, str]  # kind, subject, value, reason: a row of ``decision``
 
 _EXAMINED = 32  # chunks, to find out which filesystems the audio is on
 _LEAST_AHEAD, _MOST_AHEAD = 32, 512  # chunks that have a copy
@@ -54,14 +58,14 @@ class AudioSteps:
         self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
         ahead = min(_MOST_AHEAD, max(_LEAST_AHEAD, 2 * len(self.plans) * self.wants))
         self.stager = Stager(self.local / "staged", ahead=ahead, cutter=self.cutter)
-        known = {model: self.learned.about(model).limit for model in map(model_of, self.plans)}
-        for source, limits in (("learned by an earlier task", known), ("found by badcjobs probe", self.probed)):
-            for model, limit in limits.items():
-                if limit != MemoryLimit():
-                    self._decide(model, limit, source)
+        limits = {model: self.learned.about(model).limit for model in map(model_of, self.plans)}
+        for model, limit in limits.items():
+            if limit != MemoryLimit():
+                self._decide(Code.LIMIT_LEARNED, model, limit)
         for model, limit in self.probed.items():
-            known[model] = known.get(model, MemoryLimit()).lower(limit)
-        self.limits = MemoryLimits(known, self._learn)
+            self._decide(Code.LIMIT_PROBED, model, limit)
+            limits[model] = limits.get(model, MemoryLimit()).lower(limit)
+        self.limits = MemoryLimits(limits, self._learn)
 
     def decisions(self) -> Iterator[Decision]:
         """Yield the decisions since the last call."""
@@ -71,38 +75,56 @@ class AudioSteps:
     def start_staging(self, upcoming: Upcoming) -> None:
         """Decide about staging once the queue has chunks, log the decision, and start staging."""
         choice = choose_staging(self.stage, upcoming(_EXAMINED), self.local)
-        what = "is copied to this node in advance" if choice.staged else "is read in place"
-        what = "is cut out of longer files in advance" if choice.only_cuts else what
-        log.info("audio %s: %s", what, choice.why)
+        log.info("audio %s: %s", _STAGED.get(choice.decision.code, "is read in place"), choice.decision.reason)
         if choice.staged:
             self._started = True
             self.stager.start(upcoming, choice)
-        self._decisions.put(("staging", None, float(choice.staged), choice.why))
+        self._decisions.put(choice.decision)
 
     def stop_staging(self) -> None:
         """Remove all copies and log how many were used; call it after the workers have ended."""
         stager = self.stager
         stager.stop()
-        if self._started or stager.cut_late:
-            log.info(
-                "staging: chunks read from copies on this node: %d (%.1f MB), read in place: %d,"
-                " cut on demand: %d; failed copies: %d%s",
-                stager.staged, stager.staged_bytes / 1e6, stager.from_source, stager.cut_late, stager.failed_copies,
-                f": {stager.last_failure}" if stager.last_failure else "",
-            )  # fmt: skip
+        if not self._started and not stager.cut_late:
+            return
+        failed_copies = str(stager.failed_copies)
+        if stager.last_failure:
+            failed_copies += f": {stager.last_failure}"
+        log.info(
+            "staging: chunks read from copies on this node: %d (%.1f MB), read in place: %d,"
+            " cut on demand: %d; failed copies: %s",
+            stager.staged,
+            stager.staged_bytes / 1e6,
+            stager.from_source,
+            stager.cut_late,
+            failed_copies,
+        )
 
     def _learn(self, model: str, limit: MemoryLimit) -> None:
         """Keep a lower limit for later tasks; called in a worker thread."""
         self.learned.note(model, crowded_s=limit.crowded_s, alone_s=limit.alone_s)
-        self._decide(model, limit, "a chunk ran out of memory")
+        self._decide(Code.LIMIT_MET, model, limit)
 
-    def _decide(self, model: str, limit: MemoryLimit, source: str) -> None:
-        steps = ((limit.crowded_s, "analysed with one thread"), (limit.alone_s, "cut into pieces"))
-        parts = [f"audio of {seconds:g} s or more is {how}" for seconds, how in steps if seconds is not None]
-        reason = f"{source}: {', '.join(parts)}"
-        log.info("%s: %s", model, reason)
+    def _decide(self, code: Code, model: str, limit: MemoryLimit) -> None:
         leanest_s = limit.crowded_s if limit.alone_s is None else limit.alone_s
-        self._decisions.put(("memory_limit", model, leanest_s, reason))
+        decision = Decision.of(code, model, limit_s=leanest_s, crowded_s=limit.crowded_s, alone_s=limit.alone_s)
+        log.info("%s: %s", model, decision.reason)
+        self._decisions.put(decision)
+
+
+class _Handed(NamedTuple):
+    """A chunk that the engine has in hand: as it was listed, and as the engine got it."""
+
+    original: Chunk
+    staged: Chunk
+
+
+class _TooLong(NamedTuple):
+    """A chunk that must be cut into pieces."""
+
+    chunk: Chunk
+    audio_s: float
+    way: Way
 
 
 class SessionFeed:
@@ -114,7 +136,9 @@ class SessionFeed:
     def __init__(self, session: Session, plan: WorkerPlan, steps: AudioSteps, *, clock: Clock, folder: Path) -> None:
         self.pid = session.pid
         self._session = session
-        self._stager, self._cutter, self._limits = steps.stager, steps.stager.cutter, steps.limits
+        self._stager = steps.stager
+        self._cutter = steps.stager.cutter
+        self._limits = steps.limits
         self._model = model_of(plan)
         self._way = Way(lean=plan.lean)
         self._clock = clock
@@ -122,7 +146,7 @@ class SessionFeed:
         self._lock = threading.Lock()
         self._stopped = False
         self._in_pieces = False  # a chunk is being processed piece by piece
-        self._given: dict[ChunkKey, tuple[Chunk, Chunk]] = {}  # the original, and the chunk that the engine got
+        self._in_hand: dict[ChunkKey, _Handed] = {}
         self._started: dict[ChunkKey, Chunk] = {}
         self._unavailable: deque[ChunkResult] = deque()  # chunks whose audio could not be copied or cut
 
@@ -144,7 +168,7 @@ class SessionFeed:
 
     def process(self, batch: Sequence[Chunk], more: More = nothing_more) -> Iterator[ChunkEvent]:
         """Process the batch, then, one by one, the chunks that must be cut into pieces."""
-        too_long = deque[tuple[Chunk, float, Way]]()
+        too_long: deque[_TooLong] = deque()
 
         def staged_more(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
             return self._stage(self._fitting(more(wanted, idle=idle), too_long))
@@ -157,7 +181,7 @@ class SessionFeed:
         """Close the session."""
         return self._session.close()
 
-    def _fitting(self, chunks: Sequence[Chunk], too_long: deque[tuple[Chunk, float, Way]]) -> list[Chunk]:
+    def _fitting(self, chunks: Sequence[Chunk], too_long: deque[_TooLong]) -> list[Chunk]:
         """Return the chunks that the engine gets in one piece; a lean session collects the others in ``too_long``."""
         if not self._way.lean:
             return list(chunks)
@@ -171,7 +195,7 @@ class SessionFeed:
             if audio_s is None or way.pieces == 1:
                 fitting.append(chunk)
             else:
-                too_long.append((chunk, audio_s, way))
+                too_long.append(_TooLong(chunk, audio_s, way))
         return fitting
 
     # --- complete chunks ------------------------------------------------------------------------------------------
@@ -179,26 +203,23 @@ class SessionFeed:
     def _process_whole(self, batch: Sequence[Chunk], staged_more: More) -> Iterator[ChunkEvent]:
         broke = False
         try:
-            given = self._stage(batch)
-            for event in self._session.process(given, staged_more) if given else ():
-                yield self._take_back(event)
-                yield from self._take_unavailable()
+            staged = self._stage(batch)
+            if staged:
+                for event in self._session.process(staged, staged_more):
+                    yield self._give_back(event)
+                    yield from self._take_unavailable()
             yield from self._take_unavailable()
         except SessionBroken as broken:
             broke = True
             yield from self._take_unavailable()
-            suspects = list(self._started.values()) or [original for original, _ in self._given.values()]
-            if not broken.at_start and broken.error_class != retry.OUT_OF_MEMORY:
-                for chunk in suspects:
-                    self._limits.note_other_failure(chunk.key)
-            elif not broken.at_start and len(suspects) == 1:  # with several it is unknown which one it was
-                self._ran_out(suspects[0], suspects[0].audio_s, self._way)
+            suspects = list(self._started.values()) or [handed.original for handed in self._in_hand.values()]
+            self._note_break(broken, suspects, self._way)
             error = self._with_original_paths(str(broken))
             raise SessionBroken(broken.error_class, error, at_start=broken.at_start) from broken
         finally:
-            for original, _ in self._given.values():
-                self._stager.release(original, failed=broke)
-            self._given.clear()
+            for handed in self._in_hand.values():
+                self._stager.release(handed.original, failed=broke)
+            self._in_hand.clear()
             self._started.clear()
 
     def _stage(self, chunks: Sequence[Chunk]) -> list[Chunk]:
@@ -209,45 +230,47 @@ class SessionFeed:
                 continue  # without a result it stays pending
             started_at_ms = self._clock.now_ms()
             try:
-                given = self._stager.take(chunk)
+                copy = self._stager.take(chunk)
             except OSError as problem:
-                error_class = retry.fault_of_node(problem, self._stager.folder) or retry.BAD_AUDIO
+                error_class = fault_of_node(problem, self._stager.folder) or policy.BAD_AUDIO
                 why = f"{describe_audio(chunk)} cannot be cut out: {problem.strerror or problem}"
                 self._unavailable.append(self._failure(chunk, started_at_ms, error_class, why))
             except CannotCut as problem:
-                error_class = next((known for kind, known in _NOT_CUT if isinstance(problem, kind)), retry.BAD_AUDIO)
-                self._unavailable.append(self._failure(chunk, started_at_ms, error_class, str(problem)))
+                self._unavailable.append(self._failure(chunk, started_at_ms, _class_of(problem), str(problem)))
             else:
-                self._given[chunk.key] = chunk, given
-                staged.append(given)
+                self._in_hand[chunk.key] = _Handed(chunk, copy)
+                staged.append(copy)
         return staged
 
     def _take_unavailable(self) -> Iterator[ChunkResult]:
         while self._unavailable:
             yield self._unavailable.popleft()
 
-    def _take_back(self, event: ChunkEvent) -> ChunkEvent:
+    def _give_back(self, event: ChunkEvent) -> ChunkEvent:
         """Return the event with the original chunk; a failure is not charged if its copy was damaged."""
-        original, _ = self._given[event.chunk.key]
+        original = self._in_hand[event.chunk.key].original
         if isinstance(event, ChunkStarted):
             self._started[original.key] = original
             return replace(event, chunk=original)
+
         error = None if event.error is None else self._with_original_paths(event.error)
-        del self._given[original.key]
-        sound = self._stager.release(original, failed=not event.ok)
-        result = replace(event, chunk=original, error=error, charged=event.charged and (event.ok or sound))
-        result = name_fault(result) if result.charged else result
+        del self._in_hand[original.key]
+        is_sound = self._stager.release(original, failed=not event.ok)
+        charged = event.charged and (event.ok or is_sound)
+        result = replace(event, chunk=original, error=error, charged=charged)
+        if charged:
+            result = name_fault(result)
         # A truncated recording has less audio than the chunk's times imply.
-        lengths = [audio_s for audio_s in (result.audio_s, original.audio_s) if audio_s is not None]
-        result = self._note(result, min(lengths, default=None), self._way, "and cannot be cut into pieces")
+        lengths_s = [audio_s for audio_s in (result.audio_s, original.audio_s) if audio_s is not None]
+        result = self._note(result, min(lengths_s, default=None), self._way, "and cannot be cut into pieces")
         self._started.pop(original.key, None)
         return result
 
     def _with_original_paths(self, text: str) -> str:
         """Replace the paths of copies in a message by the original paths."""
-        for original, given in self._given.values():
-            if given.audio_path != original.audio_path:
-                text = text.replace(given.audio_path, describe_audio(original))
+        for original, staged in self._in_hand.values():
+            if staged.audio_path != original.audio_path:
+                text = text.replace(staged.audio_path, describe_audio(original))
         return text
 
     # --- device memory --------------------------------------------------------------------------------------------
@@ -257,20 +280,34 @@ class SessionFeed:
         key = result.chunk.key
         if result.ok:
             self._limits.note_success(self._model, key, audio_s, way)
-        elif result.error_class != retry.OUT_OF_MEMORY or not result.charged:
+            return result
+        if result.error_class != policy.OUT_OF_MEMORY or not result.charged:
             self._limits.note_other_failure(key)
-        else:
-            self._ran_out(result.chunk, audio_s, way)
-            if not self._limits.ways_left(key):
-                why = f"it does not fit into device memory, {smallest}"
-                return replace(result, error=f"{result.error}\n{why}")
-        return result
+            return result
+        self._note_out_of_memory(result.chunk, audio_s, way)
+        if Circumstance.SMALLEST_WAY not in self._limits.circumstances(key):
+            return result
+        return replace(result, error=f"{result.error}\nit does not fit into device memory, {smallest}")
 
-    def _ran_out(self, chunk: Chunk, audio_s: float | None, way: Way) -> None:
+    def _note_break(
+        self, broken: SessionBroken, suspects: Sequence[Chunk], way: Way, audio_s: float | None = None
+    ) -> None:
+        """Record what a broken session shows about the chunks in it."""
+        if broken.at_start:
+            return
+        if broken.error_class != policy.OUT_OF_MEMORY:
+            for chunk in suspects:
+                self._limits.note_other_failure(chunk.key)
+        elif len(suspects) == 1:  # with several it is unknown which one it was
+            self._note_out_of_memory(suspects[0], audio_s or suspects[0].audio_s, way)
+
+    def _note_out_of_memory(self, chunk: Chunk, audio_s: float | None, way: Way) -> None:
         """Record that a chunk did not fit; with several in progress the longest of them counts."""
-        audio_s = audio_s or (None if chunk.is_cut else self._cutter.length_s(Path(chunk.audio_path)))
-        lengths = [other.audio_s for other in self._started.values() if other.audio_s is not None]
-        self._limits.note_out_of_memory(self._model, chunk.key, audio_s, way, beside_s=max(lengths, default=None))
+        if not audio_s and not chunk.is_cut:
+            audio_s = self._cutter.length_s(Path(chunk.audio_path))
+        lengths_s = [started.audio_s for started in self._started.values() if started.audio_s is not None]
+        beside_s = max(lengths_s, default=None)
+        self._limits.note_out_of_memory(self._model, chunk.key, audio_s, way, beside_s=beside_s)
 
     # --- chunks in pieces -----------------------------------------------------------------------------------------
 
@@ -286,10 +323,7 @@ class SessionFeed:
                     smallest = f"in pieces of {run.piece_s:.0f} s, the smallest possible"
                     yield self._note(event, audio_s, way, smallest)
         except SessionBroken as broken:
-            if broken.error_class != retry.OUT_OF_MEMORY:
-                self._limits.note_other_failure(chunk.key)
-            elif not broken.at_start:
-                self._ran_out(chunk, audio_s, way)
+            self._note_break(broken, [chunk], way, audio_s)
             at_start = broken.at_start and run.started_at_ms is None  # not if a piece was processed before
             raise SessionBroken(broken.error_class, str(broken), at_start=at_start) from broken
         finally:
@@ -304,17 +338,28 @@ class SessionFeed:
 
     def _process_uncut(self, run: PieceRun, problem: CannotCut | OSError) -> Iterator[ChunkEvent]:
         """Give audio that cannot be cut to the engine in one piece; if that has failed before, the chunk fails."""
-        fault = retry.fault_of_node(problem, self._folder) if isinstance(problem, OSError) else None
-        if fault is None and run.started_at_ms is None and self._limits.ways_left(run.chunk.key) is None:
+        error_class = fault_of_node(problem, self._folder) if isinstance(problem, OSError) else None
+        was_tried = run.started_at_ms is not None or self._limits.circumstances(run.chunk.key)
+        if error_class is None and not was_tried:
             yield from self._process_whole([run.chunk], nothing_more)
             return
-        error_class, what = fault, "no piece of it can be written"
+
+        error = f"no piece of it can be written: {problem}"
         if error_class is None:
             self._limits.note_out_of_memory(self._model, run.chunk.key, None, LEAN)
-            error_class, what = retry.OUT_OF_MEMORY, "it does not fit into device memory, and cannot be cut into pieces"
+            error_class = policy.OUT_OF_MEMORY
+            error = f"it does not fit into device memory, and cannot be cut into pieces: {problem}"
         started_at_ms = self._clock.now_ms() if run.started_at_ms is None else run.started_at_ms
-        yield self._failure(run.chunk, started_at_ms, error_class, f"{what}: {problem}")
+        yield self._failure(run.chunk, started_at_ms, error_class, error)
 
     def _failure(self, chunk: Chunk, started_at_ms: int, error_class: str, error: str) -> ChunkResult:
         ended_at_ms = self._clock.now_ms()
         return name_fault(ChunkResult(chunk, started_at_ms, ended_at_ms, error_class=error_class, error=error))
+
+
+def _class_of(problem: CannotCut) -> str:
+    if isinstance(problem, NoDecoder):
+        return policy.NO_PROGRAM
+    if isinstance(problem, NotThere):
+        return policy.MISSING_AUDIO
+    return policy.BAD_AUDIO

@@ -5,10 +5,12 @@ It imports only the standard library and HawkEars. It is started by its path, ``
 imported everything. It reads one JSON line per recording and writes one JSON line per event.
 
     in:   {"id": 7, "audio": "/path"}   {"stop": true}, or the end of the input: finish the recordings in progress
+          with --places as the first option also "place": {…}, as in HawkEars' occurrence_metadata
     out:  ready, started, done, failed, fewer (fewer threads than requested), broken (no recording can work), bye
 
 The detections of ``done`` are rows of [start_ms, end_ms, label, score, name]. The label is as HawkEars writes it (a
-code, unless --label changes it); the name is the common name of the species, or null if HawkEars has none.
+code, unless --label changes it); the name is the common name of the species, or null if HawkEars has none. So are the
+rarities: species that do not occur at the place in that week.
 """
 
 from __future__ import annotations
@@ -37,13 +39,20 @@ from typing import Any
 _LONGEST_ERROR = 2000
 # More names than threads, with a date in them for --date file.
 _PLACEHOLDERS = [f"badcjobs_20000101_{number:03d}.wav" for number in range(256)]
+PLACES = "--places"
 # HawkEars only logs this error, then continues without the filter of the region: it would find wrong species.
 _MISCONFIGURED = re.compile(r"Error: location .* not found")
 # HawkEars imports these for its first model and its first recording.
 _LATE_IMPORTS = (
-    "hawkears.core.analyzer", "britekit.models.timm_model", "timm", "britekit.core.audio", "torchaudio",
-    "librosa.core.audio", "av", "omegaconf",
-)  # fmt: skip
+    "hawkears.core.analyzer",
+    "britekit.models.timm_model",
+    "timm",
+    "britekit.core.audio",
+    "torchaudio",
+    "librosa.core.audio",
+    "av",
+    "omegaconf",
+)
 _POSTPONED = ("polars", "scipy.signal")  # the import of the first starts threads; the second is slow, and not used
 _PR_SET_PDEATHSIG = 1
 
@@ -68,9 +77,12 @@ class OrderPipe:
 
     def orders(self) -> Iterator[dict[str, Any]]:
         """Yield one order after another until the stop; thread-safe."""
-        while (order := self._orders.get()) is not None and not self.stopping.is_set():
+        while True:
+            order = self._orders.get()
+            if order is None or self.stopping.is_set():
+                self.stop()  # for the next thread that waits
+                return
             yield order
-        self.stop()
 
     def stop(self) -> None:
         """Yield no more orders."""
@@ -79,9 +91,13 @@ class OrderPipe:
 
     def _read(self) -> None:
         rest = b""
-        while data := os.read(0, 65536):  # not sys.stdin: a thread that waits in it crashes Python at exit
+        while True:
+            data = os.read(0, 65536)  # not sys.stdin: a thread that waits in it crashes Python at exit
+            if not data:
+                break
             *lines, rest = (rest + data).split(b"\n")
-            for order in map(json.loads, lines):
+            for line in lines:
+                order = json.loads(line)
                 if order.get("stop"):
                     self.stop()
                 else:
@@ -93,29 +109,41 @@ class OrderPipe:
 
 
 def read_call(options: Sequence[str]) -> tuple[Callable[..., object], dict[str, Any]]:
-    """Return HawkEars' ``analyze`` and the arguments that its own command line would pass."""
+    """Return HawkEars' ``analyze`` and the arguments that its own command line would pass.
+
+    With --places its filter of species is on, and the places come with the recordings.
+    """
     from hawkears.cli import cli  # type: ignore[import-not-found]
 
     command = cli.commands["analyze"]
     module = sys.modules[command.callback.__module__]
     analyze: Callable[..., object] = module.analyze
     signature = inspect.signature(analyze)
-    if missing := {"recording_paths", "recording_callback", "raise_errors"} - set(signature.parameters):
+    places: dict[str, Any] = {}
+    if options and options[0] == PLACES:
+        options = options[1:]
+        places["occurrence_metadata"] = {name: {} for name in _PLACEHOLDERS}
+    missing = {"recording_paths", "recording_callback", "raise_errors", *places} - set(signature.parameters)
+    if missing:
         raise other_api(f"analyze() has no {', '.join(sorted(missing))}")
-    calls: list[dict[str, Any]] = []
-    module.analyze = lambda *args, **named: calls.append(signature.bind(*args, **named).arguments)  # type: ignore[attr-defined]
+
+    arguments: dict[str, Any] = {}
+
+    def note_call(*args: Any, **named: Any) -> None:
+        arguments.update(signature.bind(*args, **named).arguments)
+
+    module.analyze = note_call  # type: ignore[attr-defined]
     try:
         command.main(args=list(options), prog_name="hawkears analyze", standalone_mode=False)
     finally:
         module.analyze = analyze  # type: ignore[attr-defined]
-    return analyze, calls[0]
+    return analyze, {**arguments, **places}
 
 
-def other_api(what: str) -> ImportError:
+def other_api(difference: str) -> ImportError:
     """Return the error for a HawkEars with another API; ImportError means a wrong installation."""
-    return ImportError(
-        f"badcjobs needs HawkEars 2.3 or later; HawkEars {versions()['hawkears']} has another API: {what}"
-    )
+    version = versions()["hawkears"]
+    return ImportError(f"badcjobs needs HawkEars 2.3 or later; HawkEars {version} has another API: {difference}")
 
 
 def describe(error: BaseException) -> str:
@@ -123,9 +151,12 @@ def describe(error: BaseException) -> str:
     if hasattr(error, "format_message"):  # an error of click: wrong options
         return f"Error: {error.format_message()}"
     kind = type(error)
-    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-    before, mark, what = str(error).partition("CUDA error: ")  # its other lines are the same for every error
-    return f"{name}: {before}{mark}{what.partition(chr(10))[0]}"[-_LONGEST_ERROR:]
+    name = kind.__name__
+    if kind.__module__ != "builtins":
+        name = f"{kind.__module__}.{name}"
+    before, mark, cuda_error = str(error).partition("CUDA error: ")
+    first_line = cuda_error.partition("\n")[0]  # the others are the same for every error
+    return f"{name}: {before}{mark}{first_line}"[-_LONGEST_ERROR:]
 
 
 def is_out_of_memory(text: str) -> bool:
@@ -142,8 +173,11 @@ def device_facts(module: Any) -> dict[str, object]:
         return {"device": device, "uuid": None, "name": platform.processor() or platform.machine()}
     properties = torch.cuda.get_device_properties(0)
     uuid = getattr(properties, "uuid", None)
-    named = uuid is None or str(uuid).startswith(("GPU-", "MIG-"))
-    return {"device": device, "uuid": uuid and (str(uuid) if named else f"GPU-{uuid}"), "name": properties.name}
+    if uuid is not None:
+        uuid = str(uuid)
+        if not uuid.startswith(("GPU-", "MIG-")):
+            uuid = f"GPU-{uuid}"
+    return {"device": device, "uuid": uuid, "name": properties.name}
 
 
 def versions() -> dict[str, str]:
@@ -161,20 +195,27 @@ def versions() -> dict[str, str]:
 # --- recordings -------------------------------------------------------------------------------------------------------
 
 
+_AnyClass: Any = object
+
+
 class Feed:
     """Gives each thread of HawkEars its next recording, and reports the result of the last."""
 
     def __init__(self, pipe: OrderPipe) -> None:
         self.pipe = pipe
-        self.here = threading.local()  # per thread: its order, its models, its measurements
+        self.here = threading.local()  # per thread: its order, its place, its rarities, its models, its measurements
+        self.places: Any = None  # with --places: HawkEars' OccurrenceManager
         self.names: dict[str, str] = {}  # label → the common name of the species
         self._config_errors: list[str] = []  # logged errors after which all results of HawkEars would be wrong
+        self.last_error = ""  # of all logged errors
         make = logging.getLogRecordFactory()
 
         def make_record(*args: Any, **named: Any) -> logging.LogRecord:
             record = make(*args, **named)
-            if record.levelno >= logging.ERROR and _MISCONFIGURED.search(record.getMessage()):
-                self._config_errors.append(record.getMessage())
+            if record.levelno >= logging.ERROR:
+                self.last_error = record.getMessage()
+                if _MISCONFIGURED.search(self.last_error):
+                    self._config_errors.append(self.last_error)
             return record
 
         logging.setLogRecordFactory(make_record)
@@ -182,8 +223,13 @@ class Feed:
     def paths(self) -> Iterator[str]:
         """Yield the recordings for one thread."""
         for order in self.pipe.orders():
-            self.here.order, self.here.began_s, self.here.measured = order, time.monotonic(), {}
+            self.here.order = order
+            self.here.began_s = time.monotonic()
+            self.here.measured = {}
+            self.here.rarities = {}
             self.pipe.send("started", id=order["id"])
+            if self.places is not None:
+                self.places._process_recording_metadata({order["audio"]: order["place"]})
             yield order["audio"]
             self.fail("HawkEars gave no result for this recording and continued")
 
@@ -194,15 +240,17 @@ class Feed:
             return
         took_s = round(time.monotonic() - self.here.began_s, 4)
         facts = {"took_s": took_s, **self.here.measured, "detections": rows(result.detections, self.names)}
-        self.pipe.send("done", id=self.here.order["id"], **facts)
+        self.pipe.send("done", id=self.here.order["id"], **facts, **self.here.rarities)
         self.here.order = None
 
     def fail(self, error: str) -> bool:
         """Report that the recording in progress failed; return False if there is none."""
-        order, self.here.order = getattr(self.here, "order", None), None
-        if order is not None:
-            self.pipe.send("failed", id=order["id"], error=error)
-        return order is not None
+        order = getattr(self.here, "order", None)
+        if order is None:
+            return False
+        self.here.order = None
+        self.pipe.send("failed", id=order["id"], error=error)
+        return True
 
     def give_up(self, error: str) -> None:
         """Report why no recording can work, and stop."""
@@ -240,8 +288,11 @@ def reuse_predictors(module: Any, here: Any) -> None:
             predictor.audio.signal = predictor.audio.cached = None
             began_s = time.monotonic()
             result = scores(*args, **named)
-            took_s, audio_s = round(time.monotonic() - began_s, 4), float(predictor.audio.seconds())
-            here.measured = {"audio_s": audio_s, "predict_s": took_s, "analysed": result is not None}
+            here.measured = {
+                "predict_s": round(time.monotonic() - began_s, 4),
+                "audio_s": float(predictor.audio.seconds()),
+                "analysed": result is not None,
+            }
             return result
 
         predictor.get_overlapping_scores = measured
@@ -255,9 +306,11 @@ def read_wav(path: str) -> tuple[Any, int] | None:
     import numpy as np
 
     with suppress(OSError, EOFError, wave.Error), wave.open(path) as file:
-        channels, size_bytes = file.getnchannels(), 2 * file.getnchannels() * file.getnframes()
+        channels = file.getnchannels()
+        size_bytes = 2 * channels * file.getnframes()
         is_simple = file.getsampwidth() == 2 and 0 < size_bytes < os.stat(path).st_size  # noqa: PTH116 - as given
-        if is_simple and len(data := file.readframes(file.getnframes())) == size_bytes:
+        data = file.readframes(file.getnframes()) if is_simple else b""
+        if data and len(data) == size_bytes:
             samples = np.frombuffer(data, "<i2").reshape(-1, channels).T
             return np.ascontiguousarray(samples) * np.float32(2**-15), file.getframerate()
     return None
@@ -271,57 +324,108 @@ def read_wav_at_once() -> None:
         audio._decode_audio = lambda path: read_wav(path) or decode(path)
 
 
-def fed_analyzer(module: Any, feed: Feed) -> type:
-    """Return HawkEars' Analyzer class, changed to take its recordings from the feed."""
+class FedAnalyzer(_AnyClass):  # type: ignore[misc]
+    """Changes HawkEars' Analyzer to take its recordings from the feed; it comes before it among the base classes."""
 
-    class FedAnalyzer(module.Analyzer):  # type: ignore[misc]
-        def __init__(self, cfg: Any, *args: Any, **named: Any) -> None:
-            super().__init__(cfg, *args, **named)
-            self._lock = threading.Lock()
-            self._threads = cfg.infer.num_threads
-            for field in ("code", "alt_code", "name", "alt_name"):  # the common name, for any value of --label
-                for one in self.class_mgr.all_classes():
-                    if (label := getattr(one, field, None)) and one.name:
-                        feed.names.setdefault(str(label), str(one.name))
-            facts = {"threads": self._threads, "models": cfg.infer.max_models, "holds": self._threads + 2}
-            feed.pipe.send("ready", **facts, **device_facts(module), versions=versions())
+    _feed: Feed
+    _module: Any  # with HawkEars' Analyzer
 
-        def _process_recordings(self, recording_paths: Any, *args: Any, **named: Any) -> None:
-            known = getattr(getattr(self, "occur_mgr", None), "file_info", None)
-            if known:  # later recordings use the one location of this run
-                (self.occur_mgr.region,) = {region for region, _ in known.values()}
-            while not feed.pipe.stopping.is_set():
-                try:
-                    super()._process_recordings(feed.paths(), *args, **named)
-                    return
-                except Exception as problem:
-                    error = describe(problem)  # keep only the text: the traceback holds device memory
-                if is_out_of_memory(error):
-                    import torch
+    def __init__(self, cfg: Any, *args: Any, **named: Any) -> None:
+        super().__init__(cfg, *args, **named)
+        self._lock = threading.Lock()
+        self._threads = cfg.infer.num_threads
+        for field in ("code", "alt_code", "name", "alt_name"):  # the common name, for any value of --label
+            for species in self.class_mgr.all_classes():
+                label = getattr(species, field, None)
+                if label and species.name:
+                    self._feed.names.setdefault(str(label), str(species.name))
+        self._feed.pipe.send(
+            "ready",
+            threads=self._threads,
+            models=cfg.infer.max_models,
+            holds=self._threads + 2,
+            **device_facts(self._module),
+            versions=versions(),
+        )
 
-                    gc.collect()
-                    torch.cuda.empty_cache()  # no effect without CUDA
-                try:  # reset the models of this thread; if that fails, they are loaded again
-                    if getattr(feed.here, "predictor", None) is not None:  # a local name would keep the models
-                        feed.here.predictor.audio.set_config(feed.here.predictor.cfg, resample=False)
-                except Exception:
-                    feed.here.predictor = feed.here.heuristics = None
-                if feed.fail(error):
-                    continue
-                with self._lock:  # this thread could not load its models; other threads may work
-                    self._threads -= 1
-                if not (self._threads and is_out_of_memory(error)):
-                    feed.give_up(error)
-                else:
-                    feed.pipe.send("fewer", threads=self._threads, error=error)
+    def _process_recordings(self, recording_paths: Any, *args: Any, **named: Any) -> None:
+        places = getattr(getattr(self, "occur_mgr", None), "file_info", None)
+        if places:  # later recordings use the one location of this run
+            (self.occur_mgr.region,) = {region for region, _ in places.values()}
+        while not self._feed.pipe.stopping.is_set():
+            try:
+                super()._process_recordings(self._feed.paths(), *args, **named)
+                return
+            except Exception as problem:
+                error = describe(problem)  # keep only the text: the traceback holds device memory
+            if not self._goes_on_after(error):
                 return
 
-        def _load_heuristics_manager(self, *args: Any, **named: Any) -> Any:
-            if getattr(feed.here, "heuristics", None) is None:
-                feed.here.heuristics = super()._load_heuristics_manager(*args, **named)
-            return feed.here.heuristics
+    def _goes_on_after(self, error: str) -> bool:
+        """Report the error of this thread, and return whether it takes another recording."""
+        here = self._feed.here
+        if is_out_of_memory(error):
+            import torch
 
-    return FedAnalyzer
+            gc.collect()
+            torch.cuda.empty_cache()  # no effect without CUDA
+        try:  # reset the models of this thread; if that fails, they are loaded again
+            if getattr(here, "predictor", None) is not None:  # a local name would keep the models
+                here.predictor.audio.set_config(here.predictor.cfg, resample=False)
+        except Exception:
+            here.predictor = None
+            here.heuristics = None
+        if self._feed.fail(error):
+            return True
+        with self._lock:  # this thread could not load its models; other threads may work
+            self._threads -= 1
+        if self._threads and is_out_of_memory(error):
+            self._feed.pipe.send("fewer", threads=self._threads, error=error)
+        else:
+            self._feed.give_up(error)
+        return False
+
+    def _update_frame_map(self, frame_map: Any, recording_path: Any) -> Any:
+        rare = super()._update_frame_map(frame_map, recording_path)
+        if rare is not None:  # as HawkEars writes them to rarities.csv
+            here = self._feed.here
+            table = here.predictor.get_dataframe(None, rare, None, "")
+            table = self._split_long_dataframe_labels(self._filter_output_dataframe(table))
+            rarities = self._dataframe_detections(recording_path, self._filter_short_dataframe_labels(table))
+            here.rarities = {"rarities": rows(rarities, self._feed.names)}
+        return rare
+
+    def _load_heuristics_manager(self, *args: Any, **named: Any) -> Any:
+        here = self._feed.here
+        if getattr(here, "heuristics", None) is None:
+            here.heuristics = super()._load_heuristics_manager(*args, **named)
+        return here.heuristics
+
+
+def fed_analyzer(module: Any, feed: Feed) -> type:
+    """Return HawkEars' Analyzer class, changed to take its recordings from the feed."""
+    return type("FedAnalyzer", (FedAnalyzer, module.Analyzer), {"_feed": feed, "_module": module})
+
+
+def placing_manager(module: Any, feed: Feed) -> type:
+    """Return HawkEars' OccurrenceManager class, changed: a thread's table has only the recording that it analyses."""
+    if not hasattr(getattr(module, "OccurrenceManager", None), "_process_recording_metadata"):
+        raise other_api("it cannot take a place for each recording")
+
+    class PlacingManager(module.OccurrenceManager):  # type: ignore[misc]
+        def __init__(self, *args: Any, **named: Any) -> None:
+            super().__init__(*args, **named)
+            feed.places = self
+
+        @property
+        def file_info(self) -> Any:
+            return feed.here.file_info
+
+        @file_info.setter
+        def file_info(self, table: Any) -> None:
+            feed.here.file_info = table
+
+    return PlacingManager
 
 
 # --- a parent that forks workers --------------------------------------------------------------------------------------
@@ -343,7 +447,9 @@ def why_unfit() -> str | None:
     if sys.modules["torch"].cuda.is_initialized():
         return "the import of HawkEars has initialised CUDA"
     threads = len(os.listdir("/proc/self/task"))  # noqa: PTH208 - pathlib has no short way
-    return f"the import of HawkEars has started threads ({threads} run)" if threads > 1 else None
+    if threads > 1:
+        return f"the import of HawkEars has started threads ({threads} run)"
+    return None
 
 
 def fork_workers(channel: socket.socket, options: Sequence[str]) -> list[str] | None:
@@ -353,22 +459,13 @@ def fork_workers(channel: socket.socket, options: Sequence[str]) -> list[str] | 
     out:  probe or broken once, then {"code": …} (null: it still runs) or {"pid": …} for each request
     """
 
-    def answer(**facts: object) -> None:
-        channel.send(json.dumps(facts).encode())
-
     try:
-        sys.modules.update({name: Postponed(name) for name in _POSTPONED})
-        read_call(options)
-        for name in _LATE_IMPORTS:
-            with suppress(ImportError):  # a worker will name it
-                importlib.import_module(name)
-        gc.collect()
-        gc.freeze()  # a later collection would write to these pages, and so copy them
-        answer(event="probe", versions=versions(), unfit=why_unfit())
+        import_early(options)
+        send_facts(channel, event="probe", versions=versions(), unfit=why_unfit())
     except BaseException as error:
-        answer(event="broken", error=describe(error))
+        send_facts(channel, event="broken", error=describe(error))
         raise
-    me = os.getpid()
+    parent = os.getpid()
     while True:
         data, fds, *_ = socket.recv_fds(channel, 1 << 20, 3)
         if not data:
@@ -377,18 +474,35 @@ def fork_workers(channel: socket.socket, options: Sequence[str]) -> list[str] | 
         try:
             if "reap" in order:
                 ended, status = os.waitpid(order["reap"], os.WNOHANG)
-                answer(code=os.waitstatus_to_exitcode(status) if ended else None)
+                send_facts(channel, code=os.waitstatus_to_exitcode(status) if ended else None)
                 continue
-            if (pid := os.fork()) == 0:
-                become_worker(me, order, fds)
+            pid = os.fork()
+            if pid == 0:
+                become_worker(parent, order, fds)
                 return list(order["args"])
             with suppress(OSError):  # the worker does this too, perhaps later than the first kill
                 os.setpgid(pid, pid)
-            answer(pid=pid)
+            send_facts(channel, pid=pid)
         except OSError as error:
-            answer(error=describe(error))
+            send_facts(channel, error=describe(error))
         for fd in fds:
             os.close(fd)
+
+
+def import_early(options: Sequence[str]) -> None:
+    """Import all that workers need, without starting threads."""
+    sys.modules.update({name: Postponed(name) for name in _POSTPONED})
+    read_call(options)
+    for name in _LATE_IMPORTS:
+        with suppress(ImportError):  # a worker will name it
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a later collection would write to these pages, and so copy them
+
+
+def send_facts(channel: socket.socket, **facts: object) -> None:
+    """Answer a request."""
+    channel.send(json.dumps(facts).encode())
 
 
 def become_worker(parent: int, order: Mapping[str, Any], fds: Sequence[int]) -> None:
@@ -415,25 +529,30 @@ def work(pipe: OrderPipe, out: str, options: Sequence[str]) -> None:
 
     analyzer = getattr(module, "Analyzer", None)
     inner = getattr(analyzer, "_process_recordings", None)
-    known = inner is not None and list(inspect.signature(inner).parameters)[:2] == ["self", "recording_paths"]
-    if not (known and hasattr(analyzer, "_load_heuristics_manager") and hasattr(module, "Predictor")):
+    parameters = [] if inner is None else list(inspect.signature(inner).parameters)
+    is_alike = parameters[:2] == ["self", "recording_paths"]
+    if not (is_alike and hasattr(analyzer, "_load_heuristics_manager") and hasattr(module, "Predictor")):
         raise other_api("its class Analyzer is different")
     feed = Feed(pipe)
     reuse_predictors(module, feed.here)
     read_wav_at_once()
     module.Analyzer = fed_analyzer(module, feed)
+    if call.get("occurrence_metadata") is not None:
+        module.OccurrenceManager = placing_manager(module, feed)
     call.update(input_path=out, output_path=out, rtype=None, quiet=True, raise_errors=True)
     call.update(recording_paths=_PLACEHOLDERS, recording_callback=feed.done, cancellation_callback=None)
     analyze(**call)
     if not pipe.stopping.is_set():
-        raise ValueError("Error: Invalid value: HawkEars ignored the recordings: a filelist in --cfg, or --threads 0?")
+        why = feed.last_error or "HawkEars ignored the recordings: a filelist in --cfg, or --threads 0?"
+        raise ValueError(f"Error: Invalid value: {why.removeprefix('Error. ')}")
 
 
 def main(args: Sequence[str]) -> None:
     """Process orders until the input ends; with ``--probe`` only report whether this HawkEars has the right API."""
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)  # Slurm sends them to all processes; the wrapper decides
-    if forked := args[0] == "--parent":
+    forked = args[0] == "--parent"
+    if forked:
         with socket.socket(fileno=int(args[1])) as channel:
             args = fork_workers(channel, args[2:]) or ()
         if not args:

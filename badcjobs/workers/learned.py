@@ -8,28 +8,27 @@ or damaged, the run learns again.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from badcjobs import __version__
 from badcjobs.errors import BadInput
+from badcjobs.locks import kernel_lock
 from badcjobs.masking import mask_words
-from badcjobs.model import Probed, ProbeKey, ProbeResult, Trial, WorkerPlan
+from badcjobs.model import Probed, ProbeKey, ProbeResult, Trial, WorkerPlan, not_none
 from badcjobs.paths import ANOTHER_CACHE, shell_line, user_cache
 from badcjobs.seams import Engine
 from badcjobs.settings import RunSettings, parse_toml
 from badcjobs.settings import to_toml as in_toml
-from badcjobs.small_files import open_regular, parse_fields, read_optional, read_small
+from badcjobs.small_files import parse_fields, read_optional, read_small
 from badcjobs.store.atomic_write import replace_text
 from badcjobs.store.merge import damaged_name
-from badcjobs.workers.engines import chunks_at_once_of
+from badcjobs.version import __version__
 from badcjobs.workers.memory_limits import MemoryLimit, model_of
 
 log = logging.getLogger(__name__)
@@ -80,30 +79,32 @@ class Learned:
 
     def every(self) -> dict[str, Lesson]:
         """Return all that is known about the engine, by what it is about: a device model, and perhaps more."""
-        found = [about for file in self.files for about in _read_lessons(file).get(self.subject, ())]
-        return {about: self.about(about) for about in found}
+        models = set[str]()
+        for file in self.files:
+            models.update(_read_lessons(file).get(self.subject, ()))
+        return {model: self.about(model) for model in sorted(models)}
 
     def note(self, model: str, **facts: Any) -> None:
         """Add facts to every file that can be written; a simultaneous write by another task may be lost."""
         for file in self.files:
             lessons = _read_lessons(file)
+            lessons.setdefault(self.subject, {}).setdefault(model, {}).update(facts)
+            text = json.dumps({"version": _VERSION, "lessons": lessons}, indent=1)
             try:
-                lessons.setdefault(self.subject, {}).setdefault(model, {}).update(facts)
                 file.parent.mkdir(parents=True, exist_ok=True)
-                replace_text(file, json.dumps({"version": _VERSION, "lessons": lessons}, indent=1) + "\n")
+                replace_text(file, f"{text}\n")
             except OSError as error:
                 if file not in self._refused:
                     self._refused.add(file)
                     why = error.strerror or error
                     log.warning("what this run learns cannot be kept in %s: %s; %s", file, why, ANOTHER_CACHE)
-            except AttributeError as error:
-                log.debug("cannot write %s: %s", file, error)
 
 
 def subject_of(settings: RunSettings) -> str:
     """Return the key of lessons: the engine with all options that affect its memory and time; secrets are hidden."""
     words = [settings.engine, settings.command, *settings.engine_args, settings.hawkears_root]
-    words += ["--mps off"] if settings.mps == "off" else []
+    if settings.mps == "off":
+        words.append("--mps off")
     return " ".join(mask_words([word for word in words if word]))
 
 
@@ -130,7 +131,7 @@ def _lessons_of(document: dict[str, Any]) -> dict[str, Any]:
 def _lesson_of(facts: Mapping[str, Any]) -> Lesson:
     """Return facts as a lesson; raise ValueError if one of them is impossible."""
     lesson = parse_fields(Lesson, {**facts, "limit": parse_fields(MemoryLimit, facts)})
-    counts = [count for count in (lesson.workers, lesson.worker_bytes, lesson.device_bytes) if count is not None]
+    counts = not_none([lesson.workers, lesson.worker_bytes, lesson.device_bytes])
     if min(counts, default=1) < 1 or (lesson.workers or 1) > _MOST_WORKERS:
         raise ValueError("a number of workers or bytes is impossible")
     return lesson
@@ -146,39 +147,52 @@ def find_limits(
 
     A file that cannot be read gives a warning; the run then learns the limits itself.
     """
-    probes: list[Probed] = []
+    probes = list[Probed]()
     for file in files:
         try:
-            probes += read_probes(file)
+            probes += [probed for probed in read_probes(file) if probed.result is not None]
         except (ValueError, OSError) as error:
             log.warning("%s cannot be used: %s", file, error)
     mine = (engine.name, engine.version or "unknown", subject_of(settings))
-    limits: dict[str, MemoryLimit] = {}
+    limits = {}
     for plan in plans:
         beside = sum(other.device_id == plan.device_id for other in plans)
-        at_once = chunks_at_once_of(engine.name, settings.engine_args, plan) * beside
-        closest = 0
-        for key, result in ((probed.key, probed.result) for probed in probes):
-            is_mine = (key.engine, key.engine_version, key.settings, key.gpu) == (*mine, model_of(plan))
-            same = plan.device is not None and is_same_memory(key.memory_bytes, plan.device.memory_total_bytes)
-            # With more chunks at the same time less fits: use the probe with the most chunks, but not more than ours.
-            if result is not None and is_mine and same and closest < key.chunks_at_once <= at_once:
-                closest = key.chunks_at_once
-                crowded_s = _first_too_long(result.safe_s, result.too_long_s)
-                limits[key.gpu] = MemoryLimit(crowded_s, _first_too_long(result.lean_safe_s, result.lean_too_long_s))
+        at_once = engine.chunks_at_once(plan) * beside
+        alike = [probed for probed in probes if _is_about(probed.key, plan, mine)]
+        fitting = [probed for probed in alike if probed.key.chunks_at_once <= at_once]
+        # With more chunks at the same time less fits: use the probe with the most chunks, but not more than ours.
+        closest = max(fitting, key=lambda probed: probed.key.chunks_at_once, default=None)
+        if closest is not None and closest.result is not None:
+            limits[closest.key.gpu] = _limit_of(closest.result)
     return {model: limit for model, limit in limits.items() if limit != MemoryLimit()}
 
 
-def is_same_memory(one_bytes: int | None, other_bytes: int | None) -> bool:
+def _is_about(key: ProbeKey, plan: WorkerPlan, engine: tuple[str, str, str]) -> bool:
+    """Return whether a probe was made with this engine on a device like that of a worker."""
+    if plan.device is None or (key.engine, key.engine_version, key.settings) != engine:
+        return False
+    return key.gpu == model_of(plan) and is_same_memory(key.memory_bytes, plan.device.memory_total_bytes)
+
+
+def _limit_of(result: ProbeResult) -> MemoryLimit:
+    return MemoryLimit(
+        _first_too_long(result.safe_s, result.too_long_s),
+        _first_too_long(result.lean_safe_s, result.lean_too_long_s),
+    )
+
+
+def is_same_memory(probed_bytes: int | None, device_bytes: int | None) -> bool:
     """Return whether two devices of the same model have the same memory."""
-    if one_bytes is None or other_bytes is None:
-        return one_bytes == other_bytes
-    return abs(one_bytes - other_bytes) <= _SAME_MEMORY * other_bytes
+    if probed_bytes is None or device_bytes is None:
+        return probed_bytes == device_bytes
+    return abs(probed_bytes - device_bytes) <= _SAME_MEMORY * device_bytes
 
 
 def _first_too_long(safe_s: float | None, too_long_s: float | None) -> float | None:
     """Return the shortest length that is not safe; None: no length was too long."""
-    return too_long_s if too_long_s is None or safe_s is None else safe_s + _JUST_LONGER_S
+    if too_long_s is None or safe_s is None:
+        return too_long_s
+    return safe_s + _JUST_LONGER_S
 
 
 def default_store(environ: Mapping[str, str]) -> Path | None:
@@ -228,11 +242,11 @@ def parse_probes(text: str) -> list[Probed]:
 def to_toml(probes: Iterable[Probed]) -> str:
     """Return the text of a file; equal entries give equal text."""
     lines = [_HEAD, *_pairs({"version": _VERSION, "written_by": f"badcjobs {__version__}"})]
-    for probed in sorted(probes, key=lambda one: tuple(map(str, asdict(one.key).values()))):
+    for probed in sorted(probes, key=lambda probed: tuple(map(str, asdict(probed.key).values()))):
         lines += ["", "[[gpu]]", *_pairs({**asdict(probed.key), "finished": probed.finished, "at": probed.at})]
         if probed.result is not None:
             lines += ["", "[gpu.result]", *_pairs(asdict(probed.result))]
-        for trial in sorted(probed.trials, key=lambda one: (one.lean, one.length_s)):
+        for trial in sorted(probed.trials, key=lambda trial: (trial.lean, trial.length_s)):
             lines += ["", "[[gpu.trial]]", *_pairs(asdict(trial))]
     return "\n".join(lines) + "\n"
 
@@ -257,24 +271,30 @@ class ProbeStore:
         with self._locked():
             try:
                 self._write(read_probes(self.file))
-                return None
             except ValueError as error:
-                begin = read_small(self.file)[: len(_HEAD)]
-                if self.file.name != STORE and begin and not begin.startswith(_HEAD[:30].encode()):
-                    raise BadInput(
-                        f"--out {self.file} is not a probe file",
-                        why=f"the file exists, and badcjobs probe did not write it ({error})",
-                        fix=f"the same command with --out {STORE}",
-                    ) from error
+                self._refuse_others(error)
                 aside = damaged_name(self.file)
                 log.warning("%s is damaged (%s); renamed to %s", self.file, error, aside.name)
                 self.file.rename(aside)
                 replace_text(self.file, to_toml([]))
                 return aside
+        return None
+
+    def _refuse_others(self, error: ValueError) -> None:
+        """Refuse to rename a file that is not ours: neither by its name nor by its beginning."""
+        begin = read_small(self.file)[: len(_HEAD)]
+        if self.file.name == STORE or not begin or begin.startswith(_HEAD[:30].encode()):
+            return
+        raise BadInput(
+            f"--out {self.file} is not a probe file",
+            why=f"the file exists, and badcjobs probe did not write it ({error})",
+            fix=f"the same command with --out {STORE}",
+        ) from error
 
     def find(self, key: ProbeKey) -> Probed:
         """Return the entry with this key, or an empty one."""
-        return next((one for one in read_probes(self.file) if one.key == key), Probed(key))
+        entries = {probed.key: probed for probed in read_probes(self.file)}
+        return entries.get(key, Probed(key))
 
     def put(self, new: Probed) -> None:
         """Replace the entry with the same key; an entry without trials is removed.
@@ -282,27 +302,23 @@ class ProbeStore:
         If another probe has finished this key in the meantime, an unfinished entry does not replace it.
         """
         with self._locked():
-            known = read_probes(self.file)
-            for there in known:
-                # An entry whose trials are a subset of the new ones is an earlier state of this probe.
-                others_work = there.key == new.key and there.finished and not set(there.trials) <= set(new.trials)
-                if others_work and new.trials and not new.finished:
-                    return
-            others = [one for one in known if one.key != new.key]
-            self._write([*others, *([new] if new.trials else [])])
+            entries = {probed.key: probed for probed in read_probes(self.file)}
+            old = entries.pop(new.key, Probed(new.key))
+            # An entry whose trials are a subset of the new ones is an earlier state of this probe.
+            is_of_another = old.finished and not set(old.trials) <= set(new.trials)
+            if is_of_another and new.trials and not new.finished:
+                return
+            if new.trials:
+                entries[new.key] = new
+            self._write(list(entries.values()))
 
     def _write(self, probes: Sequence[Probed]) -> None:
         if probes or self.file.exists():
             replace_text(self.file, to_toml(probes))
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Lock the file for one probe at a time; without effect on a filesystem that has no locks.
+    def _locked(self) -> AbstractContextManager[None]:
+        """Lock the file for one probe at a time.
 
-        The lock is a hidden file that stays: the probe file itself is replaced, and NFS does not lock folders.
+        The lock is a hidden file that stays: the probe file itself is replaced.
         """
-        path = self.file.with_name(f".{self.file.name}.lock")
-        with os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT)) as lock:
-            with suppress(OSError):
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
+        return kernel_lock(self.file.with_name(f".{self.file.name}.lock"))

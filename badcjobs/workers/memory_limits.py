@@ -3,6 +3,8 @@
 A chunk that runs out of memory is tried with less: usual → lean (one thread, no other chunk) → in 2 pieces, lean → in
 4 → … Waiting chunks of its length follow immediately. The limit is kept for later tasks only after a step has worked,
 and only if no audio of that length has ever fitted: a GPU that is full of other processes gives no limit for its model.
+
+Whether a chunk is processed lean is decided here and nowhere else.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import NamedTuple
 
 from badcjobs.model import ChunkKey, WorkerPlan
 from badcjobs.workers.chunk_audio import longest_piece_s, pieces_shorter_than
+from badcjobs.workers.policy import Circumstance
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,10 @@ class MemoryLimit:
 
     def lower(self, other: MemoryLimit) -> MemoryLimit:
         """Return the stricter of two limits."""
-        return MemoryLimit(_least(self.crowded_s, other.crowded_s), _least(self.alone_s, other.alone_s))
+        return MemoryLimit(
+            crowded_s=_shorter(self.crowded_s, other.crowded_s),
+            alone_s=_shorter(self.alone_s, other.alone_s),
+        )
 
 
 class Way(NamedTuple):
@@ -35,22 +41,26 @@ class Way(NamedTuple):
     pieces: int = 1
 
 
-USUAL, LEAN = Way(), Way(lean=True)
+USUAL = Way()
+LEAN = Way(lean=True)
 
 
 @dataclass(slots=True)
 class _OutOfMemory:
-    """A chunk that ran out of memory: the device model, its next way (None: no way left), the lengths that failed."""
+    """A chunk that ran out of memory: the device model, the way of its next try, the lengths that failed."""
 
     model: str
-    way: Way | None = None
+    way: Way = USUAL
+    is_smallest: bool = False  # its last try failed, and no way needs less memory
     crowded_s: float | None = None
     alone_s: float | None = None
 
 
 def model_of(plan: WorkerPlan) -> str:
     """Return the device model of a worker, the key of its limits."""
-    return "cpu" if plan.device is None else plan.device.name or "unknown"
+    if plan.device is None:
+        return "cpu"
+    return plan.device.name or "unknown"
 
 
 @dataclass(eq=False)
@@ -69,17 +79,19 @@ class MemoryLimits:
     def way_of(self, model: str, key: ChunkKey, audio_s: float | None) -> Way:
         """Return the way for this chunk: by its length, or one step after the way that failed."""
         with self._lock:
-            limit, failure, way = self._limit_now(model), self._failures.get(key), USUAL
-        if audio_s is not None and limit.alone_s is not None and audio_s >= limit.alone_s:
-            way = Way(True, pieces_shorter_than(audio_s, limit.alone_s) or 1)
-        elif audio_s is not None and limit.crowded_s is not None and audio_s >= limit.crowded_s:
-            way = LEAN
-        return way if failure is None or failure.way is None else max(way, failure.way)
+            limit = self._limit_now(model)
+            failure = self._failures.get(key)
+        way = _way_by_length(limit, audio_s)
+        if failure is None:
+            return way
+        return max(way, failure.way)
 
-    def ways_left(self, key: ChunkKey) -> bool | None:
-        """Return whether a chunk that ran out of memory can be tried with less; None: it did not run out of memory."""
+    def circumstances(self, key: ChunkKey) -> set[Circumstance]:
+        """Return whether a chunk that ran out of memory can be tried with less; nothing about other chunks."""
         failure = self._failures.get(key)
-        return None if failure is None else failure.way is not None
+        if failure is None:
+            return set()
+        return {Circumstance.SMALLEST_WAY if failure.is_smallest else Circumstance.SMALLER_WAY}
 
     def note_out_of_memory(
         self, model: str, key: ChunkKey, audio_s: float | None, way: Way, *, beside_s: float | None = None
@@ -92,32 +104,43 @@ class MemoryLimits:
             failure = self._failures.setdefault(key, _OutOfMemory(model))
             failure.model = model
             if not way.lean:
-                longest_s = max((length for length in (audio_s, beside_s) if length is not None), default=None)
-                failure.crowded_s = _least(failure.crowded_s, longest_s)
+                lengths_s = [length_s for length_s in (audio_s, beside_s) if length_s is not None]
+                failure.crowded_s = _shorter(failure.crowded_s, max(lengths_s, default=None))
                 failure.way = LEAN
-            elif audio_s is None:
-                failure.way = None
-            else:
-                piece_s = longest_piece_s(audio_s, way.pieces)
-                failure.alone_s = _least(failure.alone_s, piece_s)
-                pieces = pieces_shorter_than(audio_s, piece_s)
-                failure.way = None if pieces is None else Way(True, pieces)
+                failure.is_smallest = False
+                return
+
+            failure.is_smallest = True
+            failure.way = max(LEAN, failure.way)
+            if audio_s is None:
+                return
+            piece_s = longest_piece_s(audio_s, way.pieces)
+            failure.alone_s = _shorter(failure.alone_s, piece_s)
+            pieces = pieces_shorter_than(audio_s, piece_s)
+            if pieces is not None:
+                failure.way = Way(lean=True, pieces=pieces)
+                failure.is_smallest = False
 
     def note_other_failure(self, key: ChunkKey) -> None:
         """Record that a chunk failed for another reason too: it gives no limit."""
         with self._lock:
-            if (failure := self._failures.get(key)) is not None:
-                failure.crowded_s = failure.alone_s = None
+            failure = self._failures.get(key)
+            if failure is not None:
+                failure.crowded_s = None
+                failure.alone_s = None
 
     def note_success(self, model: str, key: ChunkKey, audio_s: float | None, way: Way) -> None:
         """Record that a chunk was done; after a try with less memory, keep the limits that its failures give."""
         with self._lock:
             if way.pieces == 1 and audio_s is not None:
-                self._fitted[model, way.lean] = max(audio_s, self._fitted.get((model, way.lean), 0.0))
-            if (failure := self._failures.pop(key, None)) is None:
+                longest_s = self._fitted.get((model, way.lean), 0.0)
+                self._fitted[model, way.lean] = max(audio_s, longest_s)
+            failure = self._failures.pop(key, None)
+            if failure is None:
                 return
             before = self._limits.get(model, MemoryLimit())
-            after = self._limits[model] = self._lower(before, failure, way)
+            after = self._lower(before, failure, way)
+            self._limits[model] = after
         if after != before:
             self.learned(model, after)
 
@@ -127,18 +150,33 @@ class MemoryLimits:
         """Return the limit for waiting chunks, lower as long as failed chunks have a way left."""
         limit = self._limits.get(model, MemoryLimit())
         for failure in self._failures.values():
-            if failure.model == model and failure.way is not None:
+            if failure.model == model and not failure.is_smallest:
                 limit = self._lower(limit, failure, failure.way)
         return limit
 
     def _lower(self, limit: MemoryLimit, failure: _OutOfMemory, way: Way) -> MemoryLimit:
         """Return the limit after a failed chunk was done this way."""
-        usual_s, lean_s = (self._fitted.get((failure.model, lean), 0.0) for lean in (False, True))
-        is_crowded = way.lean and (failure.crowded_s or 0.0) > usual_s
-        is_alone = way.pieces > 1 and (failure.alone_s or 0.0) > max(usual_s, lean_s)
-        found = MemoryLimit(failure.crowded_s if is_crowded else None, failure.alone_s if is_alone else None)
-        return limit.lower(found)
+        fitted_s = self._fitted.get((failure.model, False), 0.0)
+        fitted_lean_s = max(fitted_s, self._fitted.get((failure.model, True), 0.0))
+        crowded_s = alone_s = None
+        if way.lean and failure.crowded_s is not None and failure.crowded_s > fitted_s:
+            crowded_s = failure.crowded_s
+        if way.pieces > 1 and failure.alone_s is not None and failure.alone_s > fitted_lean_s:
+            alone_s = failure.alone_s
+        return limit.lower(MemoryLimit(crowded_s, alone_s))
 
 
-def _least(one: float | None, other: float | None) -> float | None:
-    return min((value for value in (one, other) if value is not None), default=None)
+def _way_by_length(limit: MemoryLimit, audio_s: float | None) -> Way:
+    if audio_s is None:
+        return USUAL
+    if limit.alone_s is not None and audio_s >= limit.alone_s:
+        return Way(lean=True, pieces=pieces_shorter_than(audio_s, limit.alone_s) or 1)
+    if limit.crowded_s is not None and audio_s >= limit.crowded_s:
+        return LEAN
+    return USUAL
+
+
+def _shorter(first_s: float | None, second_s: float | None) -> float | None:
+    if first_s is None or second_s is None:
+        return second_s if first_s is None else first_s
+    return min(first_s, second_s)

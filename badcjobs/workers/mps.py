@@ -18,35 +18,35 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from badcjobs.devices.nvml import find_mps_obstacle, list_mps_clients
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import Device
+from badcjobs.model.decisions import Code, Decision
 from badcjobs.paths import LocalFolder
 from badcjobs.processes import MPS_PIPE, TASK_MARK, USUAL_MPS_PIPE, bind_to_parent, end_leftovers, last_lines
 from badcjobs.store.live_folder import Owner, hold, locked
-from badcjobs.workers.feed import Decision
 
 log = logging.getLogger(__name__)
 
 _CONTROL = "nvidia-cuda-mps-control"
 _PID_FILE = f"{_CONTROL}.pid"  # in the folder of the pipes
-_ALONE = "one worker per device"
 ONLY_ONE = "only one process may use the device, by its compute mode (nvidia-smi -c 0 changes that)"
 _MOST_CLIENTS = 48  # of a device, since Volta
-_PLACE, _NAME = Path("/tmp"), "badcjobs-mps-"  # on the node, and short: a socket's path has at most 107 characters
+_PLACE = Path("/tmp")  # on the node, and short: a socket's path has at most 107 characters
+_NAME = "badcjobs-mps-"
 _ANSWER_S = 10.0
-_END_S, _NAP_S = 5.0, 0.05
+_END_S = 5.0
+_NAP_S = 0.05
 
 
 def find_obstacle(device: Device, most: int, environ: Mapping[str, str]) -> str | None:
     """Return why ``most`` workers do not share this device through MPS; None: they can."""
     if device.exclusive:  # under MPS a chunk could not be tried without it
         return ONLY_ONE
-    if most < 2:
-        return _ALONE
     if device.uuid is None or device.backend != "nvml":
         return f"the device is not read through NVML ({device.vendor}, {device.backend})"
     if device.uuid.startswith("MIG-"):
@@ -60,15 +60,15 @@ def find_obstacle(device: Device, most: int, environ: Mapping[str, str]) -> str 
 
 def find_site_pipe(environ: Mapping[str, str]) -> str | None:
     """Return the folder of a daemon that this site has started; None: there is none."""
-    named = Path(environ.get(MPS_PIPE) or USUAL_MPS_PIPE)
+    pipe = Path(environ.get(MPS_PIPE) or USUAL_MPS_PIPE)
     with suppress(OSError, ValueError):
-        pid = int((named / _PID_FILE).read_text())
+        pid = int((pipe / _PID_FILE).read_text())
         with suppress(PermissionError):  # it runs, as another user
             os.kill(pid, 0)
         with suppress(psutil.Error):  # the processes of others may be hidden
             if not psutil.Process(pid).name().startswith(_CONTROL[:15]):  # the kernel keeps so many characters of it
                 return None
-        return str(named)
+        return str(pipe)
     return None
 
 
@@ -82,59 +82,75 @@ class MpsDaemon:
     device: Device
     folder: Path
     env: Mapping[str, str]
-    is_required: bool  # --mps on, and no worker was found to be a client so far
+    is_required: bool = False  # --mps on, and no worker was looked for so far
     server: psutil.Process | None = None  # None: not seen yet
     is_used: bool | None = None  # whether the last worker that was looked for is a client; None: no worker yet
 
     def __post_init__(self) -> None:
-        self.pipe, self._logs = self.folder / "pipe", self.folder / "log"
+        self.pipe = self.folder / "pipe"
+        self._logs = self.folder / "log"
         places = {MPS_PIPE: str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self._logs)}
         self.env = {**self.env, **places, "CUDA_VISIBLE_DEVICES": self.device.pin}
         self.control: psutil.Process | None = None
 
     def start(self) -> str | None:
-        """Start the daemon and its server, which Slurm's signals must not end; return None, or why it failed."""
-        said = self._logs / "start.log"
+        """Start the daemon and its server; return None, or why it failed."""
+        start_log = self._logs / "start.log"
         try:
-            for place in (self.pipe, self._logs):
-                place.mkdir(parents=True)
-            with said.open("wb") as output:  # a pipe would stay open in the daemon
-                subprocess.run(
-                    [_CONTROL, "-d"], env=self.env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, check=True,
-                    timeout=_ANSWER_S, start_new_session=True, preexec_fn=bind_to_parent,
-                )  # fmt: skip
+            for folder in (self.pipe, self._logs):
+                folder.mkdir(parents=True)
+            with start_log.open("wb") as output:  # a pipe would stay open in the daemon
+                self._run(_CONTROL, "-d", stdin=subprocess.DEVNULL, stdout=output, stderr=output)
             wait_until((self.pipe / _PID_FILE).exists)
             self.control = psutil.Process(int((self.pipe / _PID_FILE).read_text()))
-        except (OSError, ValueError, subprocess.SubprocessError, psutil.Error) as error:
-            why = f"no answer for {_ANSWER_S:.0f} s" if isinstance(error, subprocess.TimeoutExpired) else str(error)
-            why = "it writes no process id" if isinstance(error, (FileNotFoundError, ValueError)) else why
-            return f"{_CONTROL} does not start: {last_lines(said, 200) or why}"
-        self._ask(f"start_server -uid {os.geteuid()}")
-        return None
+        except subprocess.TimeoutExpired:
+            why = f"no answer for {_ANSWER_S:.0f} s"
+        except (FileNotFoundError, ValueError):
+            why = "it writes no process id"
+        except (OSError, subprocess.SubprocessError, psutil.Error) as error:
+            why = str(error)
+        else:
+            self._ask(f"start_server -uid {os.geteuid()}")
+            return None
+        return f"{_CONTROL} does not start: {last_lines(start_log, 200) or why}"
+
+    def _run(self, *command: str, **streams: Any) -> subprocess.CompletedProcess[str]:
+        """Run a command which Slurm's signals must not end."""
+        return subprocess.run(
+            command,
+            env=self.env,
+            text=True,
+            check=True,
+            timeout=_ANSWER_S,
+            start_new_session=True,
+            preexec_fn=bind_to_parent,
+            **streams,
+        )
 
     def _ask(self, command: str) -> list[int]:
-        """Send the daemon a command, which Slurm's signals must not end; return the process ids in its answer."""
+        """Send the daemon a command; return the process ids in its answer."""
         with suppress(OSError, subprocess.SubprocessError):
-            answer = subprocess.check_output(
-                [_CONTROL], input=f"{command}\n", env=self.env, text=True, stderr=subprocess.DEVNULL,
-                timeout=_ANSWER_S, start_new_session=True, preexec_fn=bind_to_parent,
-            )  # fmt: skip
-            return [int(word) for word in answer.split() if word.isdecimal()]
+            answer = self._run(_CONTROL, input=f"{command}\n", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+            return [int(word) for word in answer.stdout.split() if word.isdecimal()]
         return []
 
     def has_client(self, pid: int | None) -> bool:
-        """Return whether a worker is a client; None: it has ended."""
+        """Return whether a worker is a client; without a process id, whether any process was one."""
         servers = self._ask("get_server_list")
-        with suppress(psutil.Error, IndexError):
-            self.server = psutil.Process(servers[-1])
+        if servers:
+            with suppress(psutil.Error):
+                self.server = psutil.Process(servers[-1])
         family = family_of(pid)
-        if family & {client for server in servers for client in self._ask(f"get_client_list {server}")}:
-            return True
+        for server in servers:
+            if family.intersection(self._ask(f"get_client_list {server}")):
+                return True
         try:
-            said = (self._logs / "server.log").read_text(errors="replace")
+            server_log = (self._logs / "server.log").read_text(errors="replace")
         except OSError:
             return False
-        return any(("PID: " if one is None else f"PID: {one},") in said for one in family)
+        if pid is None:
+            return "PID: " in server_log
+        return any(f"PID: {member}," in server_log for member in family)
 
     def stop(self) -> None:
         """Ask the daemon to end, wait a little for it, and kill what is left."""
@@ -147,11 +163,13 @@ class MpsDaemon:
                     process.kill()
 
 
-def family_of(pid: int | None) -> set[int | None]:
+def family_of(pid: int | None) -> set[int]:
     """Return a worker and its children: with a prefix, HawkEars is one of them."""
+    if pid is None:
+        return set()
     family = {pid}
     with suppress(psutil.Error):
-        family |= {child.pid for child in psutil.Process(pid).children(recursive=True)} if pid else set()
+        family.update(child.pid for child in psutil.Process(pid).children(recursive=True))
     return family
 
 
@@ -178,7 +196,6 @@ class MpsDaemons:
     def __init__(self) -> None:
         self._daemons: dict[int | None, MpsDaemon] = {}
         self._folder: LocalFolder | None = None
-        self._mark = ""
         self._site_pipe: str | None = None
         self._of_site: dict[int | None, Device] = {}  # those that share it, until one of their workers was looked for
         self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
@@ -186,33 +203,37 @@ class MpsDaemons:
 
     def pipe_of(self, device_id: int | None) -> str | None:
         """Return the folder through which new workers of a device reach its daemon; None: there is none."""
-        if (daemon := self._daemons.get(device_id)) is None:
+        daemon = self._daemons.get(device_id)
+        if daemon is None:
             return self._site_pipe
         return str(daemon.pipe) if is_alive(daemon.control) else None
 
     def look_for(self, device_id: int | None, pid: int | None) -> None:
         """Check that a worker that has given a result is a client of its daemon, and record what is new about that."""
-        worker, daemon = f"worker {pid}" if pid else "a worker", self._daemons.get(device_id)
         device = self._of_site.pop(device_id, None)
         if device is not None and device.uuid is not None:  # that daemon may answer only its own user
-            listed = family_of(pid) & list_mps_clients(device.uuid)
-            how = "is connected to its server" if listed else "may run without it: NVML does not list it as a client"
-            self._decide(device, True, f"{worker} {how}")
-        if daemon is None or not is_alive(daemon.control) or (found := daemon.has_client(pid)) == daemon.is_used:
+            is_listed = bool(family_of(pid) & list_mps_clients(device.uuid))
+            self._decide(device, Code.MPS_CONNECTED if is_listed else Code.MPS_NOT_LISTED, pid=pid)
+        daemon = self._daemons.get(device_id)
+        if daemon is None or not is_alive(daemon.control):
             return
-        how = "connected to its server" if found else "not connected, and runs without it: its server does not list it"
-        self._note(daemon, found, f"{worker} is {how}")
+        is_client = daemon.has_client(pid)
+        if is_client != daemon.is_used:
+            self._note(daemon, Code.MPS_CONNECTED if is_client else Code.MPS_NOT_CONNECTED, pid=pid)
 
     def do_without(self, device_id: int | None, why: str) -> None:
         """Record that a worker gives up MPS because it cannot work with it."""
-        if (daemon := self._daemons.get(device_id)) is not None and daemon.is_used is not False:
-            self._note(daemon, False, f"a worker runs without it: {why}")
+        daemon = self._daemons.get(device_id)
+        if daemon is not None and daemon.is_used is not False:
+            self._note(daemon, Code.MPS_GIVEN_UP, why=why)
 
-    def _note(self, daemon: MpsDaemon, is_used: bool, why: str) -> None:
-        self._decide(daemon.device, is_used, why)
-        if daemon.is_required and not is_used:
-            self._failure = f"--mps on, but {why}; --mps auto allows that"
-        daemon.is_used, daemon.is_required = is_used, daemon.is_required and not is_used
+    def _note(self, daemon: MpsDaemon, code: Code, **figures: Any) -> None:
+        """Record whether a worker is a client of its daemon; with --mps on the first one must be."""
+        decision = self._decide(daemon.device, code, **figures)
+        daemon.is_used = code is Code.MPS_CONNECTED
+        if daemon.is_required and not daemon.is_used:
+            self._failure = f"--mps on, but {decision.reason}; --mps auto allows that"
+        daemon.is_required = False
 
     def decisions(self) -> Iterator[Decision]:
         """Yield the decisions since the last call."""
@@ -220,43 +241,73 @@ class MpsDaemons:
             yield self._decisions.get()
 
     def start(
-        self, wanted: str, devices: Sequence[tuple[int, Device]], *, most: int, environ: Mapping[str, str], mark: str,
-        local: LocalFolder, hostname: str,
-    ) -> None:  # fmt: skip
+        self,
+        wanted: str,
+        devices: Sequence[tuple[int, Device]],
+        *,
+        most: int,
+        environ: Mapping[str, str],
+        mark: str,
+        local: LocalFolder,
+        hostname: str,
+    ) -> None:
         """Start a daemon for each device that can have one; ``wanted`` is auto, on (fail otherwise) or off.
 
         ``most``: the most workers that a device may get.
         """
         end_left_behind(hostname)
-        self._mark, reasons = mark, dict[tuple[str | None, str | None], Device]()
-        self._site_pipe = None if wanted == "off" else find_site_pipe(environ)
-        if not devices and wanted == "on":
+        self._owner = Owner.of(Path(), mark, shared=False, hostname=hostname)
+        self._site_pipe = None
+        if wanted != "off":
+            self._site_pipe = find_site_pipe(environ)
+        if wanted == "on" and not devices:
             raise NotHere("--mps on: the task has no device", why="MPS is for GPUs", fix="badcjobs run … --mps auto")
+        recorded = set()
         for device_id, device in devices:
-            theirs = self._site_pipe if device.backend == "nvml" else None
-            why = "--mps off" if wanted == "off" else theirs or find_obstacle(device, most, environ)
-            try:
-                if why is None and self._folder is None:
-                    self._folder = LocalFolder.create(_PLACE, _NAME)
-                    hold(self._folder, Owner.of(Path(), mark, shared=False, hostname=hostname))
-                    local.mps.symlink_to(self._folder.path)  # to remove that folder is to remove this one
-            except (BadInput, OSError) as error:
-                why = f"{_PLACE} cannot be used: {getattr(error, 'why', None) or error}"
-            if why is None and self._folder is not None:
-                env = {**environ, TASK_MARK: mark}
-                daemon = MpsDaemon(device, self._folder.path / str(device_id), env, is_required=wanted == "on")
-                if (why := daemon.start()) is None:
-                    self._daemons[device_id] = daemon
-            if why is not None and why != self._site_pipe and wanted == "on":
+            if wanted == "off":
+                decision = Decision.of(Code.MPS_NOT_USED, device.name, why="--mps off")
+            else:
+                decision = self._start_one(device_id, device, most, environ, local)
+            if wanted == "on" and decision.code not in (Code.MPS_SHARED, Code.MPS_OF_SITE):
                 name = device.name or device.token
-                raise NotHere(f"--mps on: MPS cannot be used on {name}", why=why, fix="badcjobs run … --mps auto")
-            if theirs is not None and why == theirs:
-                self._of_site[device_id] = device
-            reasons.setdefault((device.name, why), device)  # devices of one model have one row
-        how: dict[str | None, str] = {None: f"up to {most} workers share the device through a daemon of ours"}
-        how |= {pipe: f"the workers use the daemon of this site, in {pipe}"} if (pipe := self._site_pipe) else {}
-        for (_, why), device in reasons.items():
-            self._decide(device, why in how, how.get(why, why or ""))
+                fix = "badcjobs run … --mps auto"
+                raise NotHere(f"--mps on: MPS cannot be used on {name}", why=decision.reason, fix=fix)
+            if (device.name, decision.reason) not in recorded:  # devices of one model have one row
+                self._record(decision)
+            recorded.add((device.name, decision.reason))
+        for daemon in self._daemons.values():
+            daemon.is_required = wanted == "on"
+
+    def _start_one(
+        self, device_id: int, device: Device, most: int, environ: Mapping[str, str], local: LocalFolder
+    ) -> Decision:
+        """Start the daemon of a device, if it needs one and can have one."""
+        if self._site_pipe is not None and device.backend == "nvml":
+            self._of_site[device_id] = device
+            return Decision.of(Code.MPS_OF_SITE, device.name, pipe=self._site_pipe)
+        if most < 2 and not device.exclusive:
+            return Decision.of(Code.MPS_NOT_NEEDED, device.name)
+        why = find_obstacle(device, most, environ) or self._start_daemon(device_id, device, environ, local)
+        if why is not None:
+            return Decision.of(Code.MPS_NOT_USED, device.name, why=why)
+        return Decision.of(Code.MPS_SHARED, device.name, most_workers=most)
+
+    def _start_daemon(
+        self, device_id: int, device: Device, environ: Mapping[str, str], local: LocalFolder
+    ) -> str | None:
+        """Start a daemon in a folder of this task; return None, or why it failed."""
+        try:
+            if self._folder is None:
+                self._folder = LocalFolder.create(_PLACE, _NAME)
+                hold(self._folder, self._owner)
+                local.mps.symlink_to(self._folder.path)  # to remove that folder is to remove this one
+        except (BadInput, OSError) as error:
+            return f"{_PLACE} cannot be used: {getattr(error, 'why', None) or error}"
+        daemon = MpsDaemon(device, self._folder.path / str(device_id), {**environ, TASK_MARK: self._owner.mark})
+        why = daemon.start()
+        if why is None:
+            self._daemons[device_id] = daemon
+        return why
 
     def check(self, end_workers: Callable[[int | None], object], give_up: Callable[[str], object]) -> None:
         """Note daemons that have ended, and end the workers of a server that has: they could hang."""
@@ -264,27 +315,34 @@ class MpsDaemons:
             give_up(self._failure)
         for device_id, daemon in list(self._daemons.items()):
             if daemon.server is not None and not is_alive(daemon.server):
-                daemon.server = daemon.is_used = None
+                daemon.server = None
+                daemon.is_used = None
                 end_workers(device_id)
-                self._decide(daemon.device, False, "its server has ended; its workers start again")
+                self._decide(daemon.device, Code.MPS_SERVER_ENDED)
             if not is_alive(daemon.control) and daemon.is_used is not False:
                 daemon.is_used = False
-                self._decide(daemon.device, False, "the daemon has ended: new workers run without it")
+                self._decide(daemon.device, Code.MPS_DAEMON_ENDED)
 
     def close(self) -> None:
         """End all daemons and remove their folder; call it after the workers have ended."""
-        folder, self._folder = self._folder, None
-        if folder is None:
+        if self._folder is None:
             return
         for daemon in self._daemons.values():
             daemon.stop()
         self._daemons.clear()
-        end_all(self._mark)
-        folder.remove()
+        end_all(self._owner.mark)
+        self._folder.remove()
+        self._folder = None
 
-    def _decide(self, device: Device, is_used: bool, reason: str) -> None:
-        log.log(logging.DEBUG if reason == _ALONE else logging.INFO, "MPS: %s: %s", device.name, reason)
-        self._decisions.put(("mps", device.name, float(is_used), reason))
+    def _decide(self, device: Device, code: Code, **figures: Any) -> Decision:
+        decision = Decision.of(code, device.name, **figures)
+        self._record(decision)
+        return decision
+
+    def _record(self, decision: Decision) -> None:
+        level = logging.DEBUG if decision.code is Code.MPS_NOT_NEEDED else logging.INFO
+        log.log(level, "MPS: %s: %s", decision.subject, decision.reason)
+        self._decisions.put(decision)
 
 
 # --- what killed tasks leave ------------------------------------------------------------------------------------------

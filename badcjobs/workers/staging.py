@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from badcjobs.model import Chunk, ChunkKey
+from badcjobs.model.decisions import Code, Decision
 from badcjobs.sources.cutter import AudioCutter, CannotCut
 from badcjobs.store.connect import read_filesystem
 from badcjobs.workers.chunk_audio import check_audio, cut_chunk, cut_name, stretch_of
@@ -39,32 +40,42 @@ _IN_MEMORY = ("tmpfs", "ramfs")
 
 
 class StagingChoice(NamedTuple):
-    """Whether audio is staged, why, and how many bytes at the same time."""
+    """Whether audio is staged, and how many bytes at the same time."""
 
-    staged: bool
-    why: str
+    decision: Decision
     most_bytes: int = 0
-    only_cuts: bool = False  # only chunks that must be cut out of longer files
+
+    @property
+    def staged(self) -> bool:
+        return self.decision.code in (Code.STAGE_ALL, Code.STAGE_CUTS)
+
+    @property
+    def only_cuts(self) -> bool:
+        """Whether to copy only chunks that must be cut out of longer files."""
+        return self.decision.code == Code.STAGE_CUTS
 
 
-def choose_staging(wanted: str, chunks: Sequence[Chunk], local: Path) -> StagingChoice:
-    """Decide by the filesystems of some chunks and of the node-local folder; ``wanted`` is auto, always or never."""
+def choose_staging(setting: str, chunks: Sequence[Chunk], local: Path) -> StagingChoice:
+    """Decide by the filesystems of some chunks and of the node-local folder; ``setting`` is auto, always or never."""
     here = read_filesystem(local)
     most_bytes = _MOST_BYTES_IN_MEMORY if here.kind in _IN_MEMORY else MOST_STAGED_BYTES
-    if wanted != "auto":
-        return StagingChoice(wanted == "always", f"run.stage = {wanted}", most_bytes)
+    if setting != "auto":
+        code = Code.STAGE_ALL if setting == "always" else Code.STAGE_NOTHING
+        return StagingChoice(Decision.of(code, setting=setting), most_bytes)
     if not chunks:
-        return StagingChoice(False, "all chunks are in progress")
+        return StagingChoice(Decision.of(Code.STAGE_NOTHING_WAITS))
+
     # Resolve links: a git-annex link may lead to another filesystem.
     folders = list(dict.fromkeys(Path(os.path.realpath(chunk.audio_path)).parent for chunk in chunks))
     far = next((folder for folder in folders if read_filesystem(folder).shared), None)
     if far is not None and here.shared:
-        return StagingChoice(False, f"{local} is not a node-local disk ({here.description})")
+        return StagingChoice(Decision.of(Code.STAGE_NOTHING, local=str(local), local_disk=here.description))
     if far is not None:
-        why = f"{far} is on {read_filesystem(far).description}, {local} on {here.description}"
-        return StagingChoice(True, why, most_bytes)
-    only_cuts = any(chunk.is_cut for chunk in chunks) and not here.shared
-    return StagingChoice(only_cuts, f"{folders[0]} is local", most_bytes if only_cuts else 0, only_cuts)
+        disks = {"source_disk": read_filesystem(far).description, "local_disk": here.description}
+        return StagingChoice(Decision.of(Code.STAGE_ALL, source=str(far), local=str(local), **disks), most_bytes)
+    if any(chunk.is_cut for chunk in chunks) and not here.shared:
+        return StagingChoice(Decision.of(Code.STAGE_CUTS, source=str(folders[0])), most_bytes)
+    return StagingChoice(Decision.of(Code.STAGE_NOTHING, source=str(folders[0])))
 
 
 # --- one copy ---------------------------------------------------------------------------------------------------------
@@ -115,8 +126,8 @@ def make_copy(copy: Copy, cutter: AudioCutter) -> bool:
     before = source.stat()
     shutil.copyfile(source, copy.path)
     after = source.stat()
-    same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
-    return same and copy.path.stat().st_size == before.st_size
+    is_same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
+    return is_same and copy.path.stat().st_size == before.st_size
 
 
 # --- all copies -------------------------------------------------------------------------------------------------------
@@ -154,7 +165,8 @@ class Stager:
 
     def start(self, upcoming: Upcoming, choice: StagingChoice) -> None:
         """Start to copy the next chunks; all copies use at most ``most_bytes`` and a quarter of the free space."""
-        self._upcoming, self._choice = upcoming, choice
+        self._upcoming = upcoming
+        self._choice = choice
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -181,9 +193,10 @@ class Stager:
             self._changed.notify_all()
 
     def _drop_ready(self) -> None:
-        for copy in [copy for copy in self._waiting() if copy.ready]:
-            del self._copies[copy.chunk.key]
-            shutil.rmtree(copy.path.parent, ignore_errors=True)
+        for copy in self._waiting():
+            if copy.ready:
+                del self._copies[copy.chunk.key]
+                shutil.rmtree(copy.path.parent, ignore_errors=True)
 
     @property
     def ready(self) -> int:
@@ -237,7 +250,8 @@ class Stager:
             if shutil.disk_usage(self.folder).free < size_bytes:
                 self._drop_ready()
             copy = self._new_copy(chunk)
-            copy.taken, copy.size_bytes = True, size_bytes
+            copy.taken = True
+            copy.size_bytes = size_bytes
         try:
             make_copy(copy, self.cutter)
         except BaseException:
@@ -263,7 +277,8 @@ class Stager:
 
     def _run(self) -> None:
         while (copy := self._next()) is not None:
-            ready, why = False, None
+            ready = False
+            why = None
             try:
                 ready = self._wait_for_room(copy) and make_copy(copy, self.cutter)
             except CannotCut:
@@ -287,14 +302,16 @@ class Stager:
         waiting = len(self._waiting())
         if self._planned or waiting > self.ahead // 2:
             return
-        fresh = [
-            (chunk.key, chunk)
-            for chunk in self._upcoming(self.ahead)
-            if chunk.key not in self._copies
-            and chunk.key not in self._not_copied
-            and (chunk.is_cut or not self._choice.only_cuts)
-        ]
-        self._planned.update(fresh[: self.ahead - waiting])
+        for chunk in self._upcoming(self.ahead):
+            if len(self._planned) >= self.ahead - waiting:
+                break
+            if self._is_worth_a_copy(chunk):
+                self._planned[chunk.key] = chunk
+
+    def _is_worth_a_copy(self, chunk: Chunk) -> bool:
+        if chunk.key in self._copies or chunk.key in self._not_copied:
+            return False
+        return chunk.is_cut or not self._choice.only_cuts
 
     def _waiting(self) -> list[Copy]:
         return [copy for copy in self._copies.values() if not (copy.taken or copy.unwanted)]
@@ -302,7 +319,8 @@ class Stager:
     def _new_copy(self, chunk: Chunk) -> Copy:
         self._number += 1
         name = cut_name(chunk) if chunk.is_cut else Path(chunk.audio_path).name
-        copy = self._copies[chunk.key] = Copy(chunk, self.folder / str(self._number) / name)
+        copy = Copy(chunk, self.folder / str(self._number) / name)
+        self._copies[chunk.key] = copy
         return copy
 
     def _wait_for_room(self, copy: Copy) -> bool:

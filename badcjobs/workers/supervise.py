@@ -9,21 +9,22 @@ from __future__ import annotations
 import logging
 import math
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 from badcjobs.model import Chunk, ChunkKey, ChunkResult, ChunkStarted, WorkerPlan
+from badcjobs.model.decisions import Code, Decision
 from badcjobs.seams import SessionBroken
 from badcjobs.store.task_writer import TaskWriter
-from badcjobs.workers import retry
+from badcjobs.workers import policy
 from badcjobs.workers.chunk_audio import is_truncated
-from badcjobs.workers.retry import Retries
+from badcjobs.workers.policy import Circumstance, Failure, Response, Retries, TaskStep, WorkerStep
 from badcjobs.workers.work_queue import WorkQueue
 from badcjobs.workers.worker_loop import BatchOver, Closed, Event, Opened, WorkerSetup, WorkerThread
 
 log = logging.getLogger(__name__)
 
-
+_TO_THE_QUEUE = (policy.LEAVE, policy.BACK)
 _ONE_FAULT_MS = 5000  # workers of a device that end within this time end by the same fault
 
 
@@ -64,11 +65,12 @@ class Supervisor(WorkerSetup):
         self._queue = WorkQueue(self.clock, workers=len(self.plans), wants=self.engine.wants)
         self.upcoming = self._queue.upcoming  # the chunks that workers get next; thread-safe
         self._events: queue.SimpleQueue[tuple[WorkerPlan, Event]] = queue.SimpleQueue()
-        self._node_faults = 0  # pauses since the last chunk done
+        self._pauses = 0  # since the last chunk done
         self._paused_until_s = -math.inf
         self._at_fault_until_ms = -1
         self._retired_from: set[int | None] = set()  # devices
         self._faults_ms: dict[int | None, int] = {}  # device → its last fault under MPS
+        self._uncertain: dict[int, list[Chunk]] = {}  # slot → chunks of its batch that failed together with others
         self._worker_ids: dict[int, int] = {}  # slot → its current row in the table worker
         self._threads = [self._make_thread(plan) for plan in self.plans]
 
@@ -163,12 +165,15 @@ class Supervisor(WorkerSetup):
     # --- in the task's thread -------------------------------------------------------------------------------------
 
     def _top_up(self) -> None:
-        if room := self._queue.room:
-            if self.chunks is None:
-                chunks: Sequence[Chunk] = self.journal.next_pending(room)
-            else:
-                chunks, self.chunks = self.chunks[:room], self.chunks[room:]
-            self._queue.add(chunks, complete=len(chunks) < room)
+        room = self._queue.room
+        if not room:
+            return
+        if self.chunks is None:
+            chunks: Sequence[Chunk] = self.journal.next_pending(room)
+        else:
+            chunks = self.chunks[:room]
+            self.chunks = self.chunks[room:]
+        self._queue.add(chunks, complete=len(chunks) < room)
 
     def _handle(self, plan: WorkerPlan, event: Event) -> None:
         self.listen(event)
@@ -193,187 +198,257 @@ class Supervisor(WorkerSetup):
         else:
             raise event
 
+    # --- results --------------------------------------------------------------------------------------------------
+
     def _on_result(self, plan: WorkerPlan, result: ChunkResult) -> None:
-        from_outside = result.charged and result.error_class in (retry.WORKER_DIED, retry.HOST_MEMORY)
-        if self._is_memory_short(result):
-            self.short_of_memory.add(result.chunk.key)
-        if (self.killed and not result.ok) or self.is_taken_over():
-            self._queue.put_back([result.chunk])  # we killed its process: it stays pending
-        elif result.error_class in retry.OF_NODE:
-            self._settle(plan, result)
-            self._pause(f"{result.error_class}: {_last_line(result.error)}")
+        if result.ok and self.is_taken_over():
             self._queue.put_back([result.chunk])
-        elif result.error_class in retry.MAY_BE_NODE and result.started_at_ms <= self._at_fault_until_ms:
-            self._settle(plan, replace(result, charged=False))  # it ran while the node was at fault
-            if result.charged:
-                self._queue.put_back([result.chunk])
-        elif from_outside and self._retries.is_excused(result.chunk, result.error_class or ""):
-            self._settle(plan, replace(result, charged=False))
-            self._queue.put_back([result.chunk], delay_s=self.policy.backoff_s, alone=True)
-        elif self._is_crowded(plan, result) and self._retries.is_excused(result.chunk, retry.OUT_OF_MEMORY):
-            self._settle(plan, replace(result, charged=False))
-            self._queue.put_back([result.chunk], delay_s=self.policy.backoff_s, lean=True)
-        else:
-            self._settle(plan, result)
+            return
+        if result.ok:
+            self._on_done(plan, result)
+            return
+        response = self._on_failure(plan, result)
+        self._steer_task(response, result.error_class, result.error)
+        if response.chunk in _TO_THE_QUEUE:
+            self._queue.put_back([result.chunk])
 
-    def _is_crowded(self, plan: WorkerPlan, result: ChunkResult) -> bool:
-        """Return whether a chunk has no smaller way left to fit into a device that other workers fill as well."""
-        ways_left = self.audio and self.audio.limits.ways_left(result.chunk.key)
-        if not result.charged or result.error_class != retry.OUT_OF_MEMORY or ways_left:
-            return False
-        return sum(one.plan.device_id == plan.device_id and one.is_alive() for one in self._threads) > 1
+    def _on_done(self, plan: WorkerPlan, result: ChunkResult) -> None:
+        chunk = result.chunk
+        self._record(plan, result, "done", self._retries.try_number(chunk))
+        self._retries.forget(chunk)
+        self._queue.finish()
+        self._pauses = 0
+        self.tally.done += 1
+        self.finished[plan.slot] = self.finished.get(plan.slot, 0) + 1
+        self.audio_done_s += result.audio_s or chunk.audio_s or 0.0
+        if is_truncated(result):
+            self._note_short_audio(result)
 
-    def _is_memory_short(self, result: ChunkResult) -> bool:
-        """Return whether there are too many workers for the memory: a chunk that is longer than most needs more."""
-        usual_s = self.audio_done_s / self.tally.done if self.tally.done else math.inf
-        is_usual = (result.chunk.audio_s or 0.0) <= 1.5 * usual_s
-        return result.error_class == retry.HOST_MEMORY or (result.error_class == retry.OUT_OF_MEMORY and is_usual)
+    def _note_short_audio(self, result: ChunkResult) -> None:
+        chunk = result.chunk
+        audio_s = result.audio_s or 0.0
+        end_s = chunk.start_ms / 1000 + audio_s
+        decision = Decision.of(
+            Code.SHORT_AUDIO,
+            chunk.name,
+            path=chunk.audio_path,
+            end_s=end_s,
+            found_s=audio_s,
+            audio_s=chunk.audio_s,
+        )
+        log.warning("%s: %s", chunk.name, decision.reason)
+        self.journal.add_decision(decision, result.ended_at_ms)
 
-    def _settle(self, plan: WorkerPlan, result: ChunkResult) -> None:
-        """Record the result of a try; the caller puts uncharged chunks back into the queue."""
-        chunk, tally = result.chunk, self.tally
-        ways_left = None  # whether a chunk that ran out of memory can be tried with less
-        if result.error_class == retry.OUT_OF_MEMORY and self.audio is not None:
-            ways_left = self.audio.limits.ways_left(chunk.key)
-        try_number = self._retries.try_number(chunk)
-        decision = self._retries.decide(result, ways_left=ways_left)
-        tally.tries += 1
+    def _record(self, plan: WorkerPlan, result: ChunkResult, status: str, try_number: int) -> None:
+        """Write the end of a try, and the state of its chunk."""
+        self.tally.tries += 1
         self.journal.attempt_ended(
             result,
-            status=decision.status,
+            status=status,
             try_number=try_number,
             worker_id=self._worker_ids[plan.slot],
             device_id=plan.device_id,
             gpu_state=None if result.ok else self.device_state(plan.device_id, result.ended_at_ms),
         )
-        if decision.status == "pending":
-            if result.charged:
-                when = "with less memory" if decision.lean else f"in {decision.delay_s:.1f} s"
+
+    # --- failures: the policy decides, the steps below carry it out -----------------------------------------------
+
+    def _on_failure(
+        self,
+        plan: WorkerPlan,
+        result: ChunkResult,
+        circumstances: Set[Circumstance] = frozenset(),
+        lost_how: str = "together with others",
+    ) -> Response:
+        """Let the policy decide about a failed chunk, and carry that out; the caller puts it back into the queue."""
+        chunk = result.chunk
+        if self._is_memory_short(result):
+            self.short_of_memory.add(chunk.key)
+        circumstances = circumstances | self._circumstances() | self._circumstances_of(plan, result)
+        try_number = self._retries.try_number(chunk)
+        response = self._retries.respond(chunk, Failure(result.error_class or "", circumstances))
+        step = response.chunk
+        if step is policy.HALVES and result.charged:
+            why = f"lost {lost_how} ({result.error_class}): {_last_line(result.error)}"
+            result = replace(result, error_class=policy.BATCH_LOST, error=why)
+        if step.recorded:
+            self._record(plan, replace(result, charged=response.charged), step.status, try_number)
+
+        if step is policy.HALVES:
+            self._uncertain.setdefault(plan.slot, []).append(chunk)  # until the batch is over
+        elif step.status != "pending":
+            self._on_failed_for_good(result)
+        elif step not in _TO_THE_QUEUE:
+            delay_s = self._retries.delay_s(chunk, step)
+            if response.charged:
+                when = f"in {delay_s:.1f} s" if step.rests else "with less memory"
                 log.warning("%s failed (%s), try %d; next try %s", chunk.name, result.error_class, try_number, when)
-                self._queue.put_back([chunk], delay_s=decision.delay_s, alone=decision.alone, lean=decision.lean)
-            return
+            self._queue.put_back([chunk], delay_s=delay_s, alone=step.alone, apart=step.apart)
+        return response
+
+    def _circumstances(self) -> set[Circumstance]:
+        """Return the circumstances of the task."""
+        circumstances = set()
+        if self.killed or self.is_taken_over():
+            circumstances.add(Circumstance.STOPPED)
+        if self._pauses >= self.policy.node_pauses:
+            circumstances.add(Circumstance.PAUSES_SPENT)
+        return circumstances
+
+    def _circumstances_of(self, plan: WorkerPlan, result: ChunkResult) -> set[Circumstance]:
+        """Return the circumstances of a failed chunk that its worker does not know."""
+        circumstances = set()
+        if not result.charged:
+            circumstances.add(Circumstance.UNCERTAIN)
+        if result.started_at_ms <= self._at_fault_until_ms:
+            circumstances.add(Circumstance.NODE_AT_FAULT)
+        neighbours = [thread for thread in self._threads if thread.plan.device_id == plan.device_id]
+        if sum(thread.is_alive() for thread in neighbours) > 1:
+            circumstances.add(Circumstance.CROWDED)
+        if self.audio is not None:
+            circumstances |= self.audio.limits.circumstances(result.chunk.key)
+        return circumstances
+
+    def _is_memory_short(self, result: ChunkResult) -> bool:
+        """Return whether there are too many workers for the memory: a chunk that is longer than most needs more."""
+        if result.error_class == policy.HOST_MEMORY:
+            return True
+        if result.error_class != policy.OUT_OF_MEMORY:
+            return False
+        if self.tally.done == 0:
+            return True
+        usual_s = self.audio_done_s / self.tally.done
+        return (result.chunk.audio_s or 0.0) <= 1.5 * usual_s
+
+    def _on_failed_for_good(self, result: ChunkResult) -> None:
         self._queue.finish()
-        if result.ok:
-            tally.done += 1
-            self._node_faults = 0
-            self.finished[plan.slot] = self.finished.get(plan.slot, 0) + 1
-            self.audio_done_s += result.audio_s or chunk.audio_s or 0.0
-            if is_truncated(result):
-                found_s = result.audio_s or 0.0
-                what = f"{chunk.audio_path} ends early, at {chunk.start_ms / 1000 + found_s:.3f} s"
-                what += f": {found_s:.3f} s of the {chunk.audio_s:g} s of this chunk exist and were analysed"
-                log.warning("%s: %s", chunk.name, what)
-                self.journal.add_decision("short_audio", chunk.name, result.audio_s, what, result.ended_at_ms)
-            return
-        tally.failed += 1
-        tally.missing += result.error_class in retry.PERMANENT
-        what = f"{result.error_class}: {_last_line(result.error)}"
-        log.error("%s failed for good (%s): %s", chunk.name, result.error_class, _last_line(result.error))
+        self.tally.failed += 1
+        self.tally.missing += result.error_class in policy.FILE_FAULTS
+        why = f"{result.error_class}: {_last_line(result.error)}"
+        log.error("%s failed for good (%s): %s", result.chunk.name, result.error_class, _last_line(result.error))
         # Missing and damaged files are not a fault of the engine.
-        if tally.done == 0 and tally.failed - tally.missing >= self.policy.give_up_after:
-            self.give_up(f"{tally.failed} chunks failed and no chunk was done; last error: {what}")
+        if self.tally.done == 0 and self.tally.failed - self.tally.missing >= self.policy.give_up_after:
+            self.give_up(f"{self.tally.failed} chunks failed and no chunk was done; last error: {why}")
 
-    def _on_batch_over(self, plan: WorkerPlan, event: BatchOver) -> None:
-        suspects = [] if self.killed else [result.chunk for result in event.lost]
-        left = {chunk.key: chunk for chunk in event.unanswered}
-        delay_s = self.policy.backoff_s if event.broken else 0.0
-        if event.broken is not None and event.broken.at_start:
-            log.error("worker %d could not start %s: %s", plan.slot, self.engine.name, event.broken)
-            delay_s = self.policy.delay_s(event.failed_openings)
-        if event.shared and event.broken is not None and event.broken.error_class == retry.GPU_ERROR:
-            self._on_shared_fault(plan, event.at_ms)
-        for result in self._blame_chunks(plan, event):
-            del left[result.chunk.key]
-            if result.charged:
-                self._on_result(plan, result)
-            else:
-                self._settle(plan, result)
-                suspects.append(result.chunk)
-        # One of these broke the session for the others; trying halves finds it in a few rounds. Under MPS there are
-        # more of them, in other sessions.
-        middle = len(suspects) // 2
-        for group in [[chunk] for chunk in suspects] if event.shared else (suspects[:middle], suspects[middle:]):
-            if group:
-                self._queue.put_back(group, alone=True)
-        if left:
-            self._queue.put_back(list(left.values()), delay_s=delay_s)
-
-    def _on_shared_fault(self, plan: WorkerPlan, at_ms: int) -> None:
-        """End all workers that share a faulty context, once: each gets the same error, and none can start before."""
-        before_ms, self._faults_ms[plan.device_id] = self._faults_ms.get(plan.device_id), at_ms
-        if before_ms is None or at_ms - before_ms > _ONE_FAULT_MS:
-            is_exclusive = plan.device is not None and plan.device.exclusive
-            how = "by one worker" if is_exclusive else "without MPS"
-            why = f"a fault on the device ended its workers under MPS; their chunks are tried one by one, {how}"
-            log.warning("%s", why)
-            self.journal.add_decision("mps", plan.device.name if plan.device else None, 0.0, why, at_ms)
-            self.end_shared(plan.device_id)
-            if is_exclusive:  # there is no other way to try a chunk without others
-                at_work = [slot for slot, device_id in self.slots_at_work.items() if device_id == plan.device_id]
-                for slot in sorted(at_work, key=lambda slot: slot != plan.slot)[1:]:
-                    self.retire(slot)
-
-    def _blame_chunks(self, plan: WorkerPlan, event: BatchOver) -> list[ChunkResult]:
-        """Settle the chunks that may have broken the session, or that the engine skipped; return a result for each."""
-        broken = event.broken
-        if broken is None:
-            silent = SessionBroken(retry.NO_OUTPUT, "the engine gave no result for this chunk and continued")
-            passed_over = [] if self.draining else event.unanswered
-            return [_failed_result(chunk, silent, event) for chunk in passed_over]
-        if self.killed:
-            return []
-        if broken.error_class == retry.CONFIGURATION:
-            self.give_up(str(broken))
-            return []
-        if broken.error_class in retry.OF_NODE:
-            self._pause(f"{broken.error_class}: {_last_line(str(broken))}")
-        if event.retires:
-            self.tally.retired.append(str(broken))
-            self._retired_from.add(plan.device_id)
-            log.error("worker %d stops (%s): %s", plan.slot, broken.error_class, broken)
-        if event.retires or broken.error_class in retry.OF_NODE:
-            for started in event.started:  # end these tries; their chunks go back with the others
-                self._settle(plan, replace(_failed_result(started.chunk, broken, event), charged=False))
-            return []
-        if not broken.at_start:
-            log.warning(
-                "worker %d ended (%s), chunks in progress: %d; %s",
-                plan.slot, broken.error_class, len(event.started), _last_line(str(broken)),
-            )  # fmt: skip
-        in_progress = [started.chunk for started in event.started]
-        blamed = [] if broken.at_start else in_progress or event.unanswered[:1]
-        if broken.error_class == retry.TERMINATED:
-            blamed = [chunk for chunk in blamed if not self._retries.is_excused(chunk, retry.TERMINATED)]
-        of_others = event.shared and broken.error_class in retry.DEATHS
-        if len(blamed) == 1 and not of_others:
-            return [_failed_result(blamed[0], broken, event)]
-        how = "under MPS, where one worker may end others" if of_others else f"with {len(blamed)} chunks in progress"
-        why = f"lost {how} ({broken.error_class}): {_last_line(str(broken))}"
-        lost = SessionBroken(retry.BATCH_LOST, why)
-        return [replace(_failed_result(chunk, lost, event), charged=False) for chunk in blamed]
-
-    def _pause(self, why: str) -> None:
-        """After a fault of the node wait, longer each time, without staging; at last stop, with the rest pending."""
-        now_s = self.clock.monotonic_s()
-        if self.draining or now_s < self._paused_until_s:
+    def _steer_task(self, response: Response, error_class: str | None, error: str | None) -> None:
+        """Pause or end the work if a failure concerns all of it."""
+        if response.task is TaskStep.GIVE_UP:
+            self.give_up(error or "")
+            return
+        is_pausing = self.clock.monotonic_s() < self._paused_until_s
+        if response.task is TaskStep.GO_ON or self.draining or is_pausing:
             return  # chunks in progress meet the same fault
-        self._node_faults += 1
         if self.audio is not None:
             self.audio.stager.drop()
-        if self._node_faults > self.policy.node_pauses:
+        why = f"{error_class}: {_last_line(error)}"
+        if response.task is TaskStep.PAUSE:
+            self._pause(why)
+        else:
             self.tally.node_fault = f"this node cannot work now ({why})"
             log.error("%s: stopping with chunks left, which are not charged with it", self.tally.node_fault)
             self.drain()
-            return
-        pause_s = self.policy.delay_s(self._node_faults)
+
+    def _pause(self, why: str) -> None:
+        """After a fault of the node wait, longer each time, without staging."""
+        self._pauses += 1
+        pause_s = self.policy.delay_s(self._pauses)
         log.warning("a fault of this node, not of a chunk (%s): no work for %.1f s, no copies in advance", why, pause_s)
-        self._paused_until_s = now_s + pause_s
+        self._paused_until_s = self.clock.monotonic_s() + pause_s
         self._at_fault_until_ms = self.clock.now_ms() + round(pause_s * 1000)  # a batch in progress goes on
         self._queue.pause(pause_s)
 
+    # --- the end of a batch ---------------------------------------------------------------------------------------
+
+    def _on_batch_over(self, plan: WorkerPlan, event: BatchOver) -> None:
+        left = {chunk.key: chunk for chunk in event.unanswered}
+        delay_s = 0.0
+        if event.broken is not None:
+            delay_s = self.policy.backoff_s
+            if event.broken.at_start:
+                log.error("worker %d could not start %s: %s", plan.slot, self.engine.name, event.broken)
+                delay_s = self.policy.delay_s(event.failed_openings)
+            for chunk in self._on_broken(plan, event, event.broken):
+                del left[chunk.key]
+        elif not self.draining:
+            silent = SessionBroken(policy.NO_OUTPUT, "the engine gave no result for this chunk and continued")
+            for chunk in left.values():
+                self._on_result(plan, _failed_result(chunk, silent, event))
+            left = {}
+
+        # One of these broke the session for the others; trying halves finds it in a few rounds. Under MPS there are
+        # more of them, in other sessions.
+        suspects = self._uncertain.pop(plan.slot, [])
+        middle = len(suspects) // 2
+        groups = [suspects[:middle], suspects[middle:]]
+        if Circumstance.SHARED in event.circumstances:
+            groups = [[chunk] for chunk in suspects]
+        for group in groups:
+            if group:
+                self._queue.put_back(group, apart=True)
+        if left:
+            self._queue.put_back(list(left.values()), delay_s=delay_s)
+
+    def _on_broken(self, plan: WorkerPlan, event: BatchOver, broken: SessionBroken) -> list[Chunk]:
+        """Let the policy decide about a broken session; return the chunks that do not simply go back to the queue."""
+        circumstances = self._circumstances() | event.circumstances
+        response = policy.respond(Failure(broken.error_class, circumstances))
+        if Circumstance.STOPPED in circumstances:
+            return []
+        self._steer_task(response, broken.error_class, str(broken))
+        if response.task is TaskStep.GIVE_UP:
+            return []
+        if response.worker is WorkerStep.STOP:
+            self.tally.retired.append(str(broken))
+            self._retired_from.add(plan.device_id)
+            log.error("worker %d stops (%s): %s", plan.slot, broken.error_class, broken)
+        elif response.worker is WorkerStep.NEW_PROCESSES:
+            self._on_shared_fault(plan, event.at_ms)
+
+        if broken.at_start:
+            return []
+
+        suspects = [started.chunk for started in event.started]
+        if response.chunk not in _TO_THE_QUEUE:
+            counts = f"worker {plan.slot} ended ({broken.error_class}), chunks in progress: {len(suspects)}"
+            log.warning("%s; %s", counts, _last_line(str(broken)))
+            suspects = suspects or event.unanswered[:1]
+        lost_how = f"with {len(suspects)} chunks in progress"
+        if len(suspects) > 1:
+            circumstances.add(Circumstance.UNCERTAIN)
+        if Circumstance.SHARED in circumstances and broken.error_class in policy.DEATHS:
+            lost_how = "under MPS, where one worker may end others"
+        settled = []
+        for chunk in suspects:
+            result = _failed_result(chunk, broken, event)
+            chunk_response = self._on_failure(plan, result, circumstances, lost_how)
+            if chunk_response.chunk not in _TO_THE_QUEUE:
+                settled.append(chunk)
+        return settled
+
+    def _on_shared_fault(self, plan: WorkerPlan, at_ms: int) -> None:
+        """End all workers that share a faulty context, once: each gets the same error, and none can start before."""
+        last_fault_ms = self._faults_ms.get(plan.device_id)
+        self._faults_ms[plan.device_id] = at_ms
+        if last_fault_ms is not None and at_ms - last_fault_ms <= _ONE_FAULT_MS:
+            return
+        is_exclusive = plan.device is not None and plan.device.exclusive
+        code = Code.MPS_FAULT_OF_ONE if is_exclusive else Code.MPS_FAULT
+        decision = Decision.of(code, plan.device.name if plan.device else None)
+        log.warning("%s", decision.reason)
+        self.journal.add_decision(decision, at_ms)
+        self.end_shared(plan.device_id)
+        if is_exclusive:  # there is no other way to try a chunk without others
+            at_work = [slot for slot, device_id in self.slots_at_work.items() if device_id == plan.device_id]
+            at_work.sort(key=lambda slot: slot != plan.slot)  # this worker goes on, if it can
+            for slot in at_work[1:]:
+                self.retire(slot)
+
 
 def _failed_result(chunk: Chunk, broken: SessionBroken, event: BatchOver) -> ChunkResult:
-    started_at_ms = next((started.at_ms for started in event.started if started.chunk.key == chunk.key), event.at_ms)
+    started_at_ms = event.at_ms
+    for started in event.started:
+        if started.chunk.key == chunk.key:
+            started_at_ms = started.at_ms
     return ChunkResult(chunk, started_at_ms, event.at_ms, error_class=broken.error_class, error=str(broken))
 
 

@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from badcjobs.model import Chunk
 from badcjobs.seams import Clock
@@ -19,12 +20,20 @@ class Batch:
     """The chunks that a worker takes in one call."""
 
     chunks: list[Chunk]
-    alone: bool = False  # suspects: no other chunk may be in the engine with them
-    lean: bool = False  # alone, and the engine uses as little memory as possible
-    apart: bool = False  # may break the engine: it must not share its device through MPS
+    alone: bool = False  # no other chunk may be in the engine with them
+    apart: bool = False  # alone, and the engine must not share its device through MPS, because they may break it
 
 
 Fits = Callable[[Chunk], bool]  # whether one more chunk can be finished in time; if so, its time is reserved
+
+
+class Entry(NamedTuple):
+    """A waiting chunk; the smallest entry comes first."""
+
+    is_fresh: bool
+    negative_length_s: float
+    number: int
+    chunk: Chunk
 
 
 class WorkQueue:
@@ -40,8 +49,8 @@ class WorkQueue:
         self._clock = clock
         self._workers = max(1, workers)
         self._wants = wants  # how many chunks a worker holds
-        self._waiting: list[tuple[bool, float, int, Chunk]] = []
-        self._suspects: deque[Batch] = deque()
+        self._waiting: list[Entry] = []  # a heap
+        self._suspects: deque[Batch] = deque()  # batches that must be alone
         self._delayed: list[tuple[float, int, Batch]] = []
         self._sequence = itertools.count()
         self._shares_left = self._workers
@@ -57,13 +66,15 @@ class WorkQueue:
         """How many more chunks the queue accepts; 0 while it is half full, so that the database is read rarely."""
         with self._changed:
             waiting = len(self._waiting)
-            return 0 if waiting > self.WINDOW // 2 else self.WINDOW - waiting
+            if waiting > self.WINDOW // 2:
+                return 0
+            return self.WINDOW - waiting
 
     def add(self, chunks: Sequence[Chunk], *, complete: bool) -> None:
         """Add fresh chunks; ``complete``: the source has no more."""
         with self._changed:
             for chunk in chunks:
-                self._push(chunk)
+                self._push(chunk, is_fresh=True)
             self._complete = complete
             if chunks:
                 self._shares_left = self._workers
@@ -76,19 +87,23 @@ class WorkQueue:
             self._changed.notify_all()
 
     def take(
-        self, fits: Fits = lambda chunk: True, over: Callable[[], bool] = lambda: False, *, lean: bool = False
+        self,
+        fits: Fits = lambda chunk: True,
+        over: Callable[[], bool] = lambda: False,
+        prefers: Callable[[Batch], bool] = lambda batch: True,
     ) -> Batch | None:
         """Return the next batch; block until there is one; None: no more work, or none that fits into the time.
 
-        ``over``: whether this worker must stop; called at every change. ``lean``: whether its engine is lean now;
-        lean batches are preferred then, because they need no restart.
+        ``over``: whether this worker must stop; called at every change. ``prefers``: whether a worker can process a
+        batch that must be alone without a restart of its engine; such batches come first.
         """
         with self._changed:
             while not (self._draining or over()):
-                if (pause_s := self._paused_until_s - self._clock.monotonic_s()) > 0:
+                pause_s = self._paused_until_s - self._clock.monotonic_s()
+                if pause_s > 0:
                     self._changed.wait(pause_s)
                     continue
-                batch = self._next_batch(fits, lean)
+                batch = self._next_batch(fits, prefers)
                 if batch.chunks:
                     self._in_flight += len(batch.chunks)
                     return batch
@@ -96,8 +111,7 @@ class WorkQueue:
                     return None  # it will not fit later either: the time left only decreases
                 if self._complete and not (self._delayed or self._in_flight):
                     return None
-                due_s = self._delayed[0][0] if self._delayed else None
-                self._changed.wait(None if due_s is None else max(0.0, due_s - self._clock.monotonic_s()))
+                self._changed.wait(self._until_due_s())
             return None
 
     def more(self, wanted: int, *, idle: int, fits: Fits = lambda chunk: True) -> list[Chunk] | None:
@@ -123,14 +137,14 @@ class WorkQueue:
         with self._changed:
             waiting = [] if self._draining else self._waiting
             # Walk down the heap: a few steps per chunk, much less than sorting all chunks.
-            found: list[Chunk] = []
+            chunks: list[Chunk] = []
             frontier = [(entry, 0) for entry in waiting[:1]]
-            while frontier and len(found) < count:
-                (*_, chunk), index = heapq.heappop(frontier)
-                found.append(chunk)
+            while frontier and len(chunks) < count:
+                entry, index = heapq.heappop(frontier)
+                chunks.append(entry.chunk)
                 for child in range(2 * index + 1, min(2 * index + 3, len(waiting))):
                     heapq.heappush(frontier, (waiting[child], child))
-            return found
+            return chunks
 
     def finish(self, count: int = 1) -> None:
         """Record that chunks in flight are done or failed for good."""
@@ -139,16 +153,15 @@ class WorkQueue:
             if self._in_flight == 0:  # a blocked ``take`` waits for this
                 self._changed.notify_all()
 
-    def put_back(self, chunks: list[Chunk], *, delay_s: float = 0.0, alone: bool = False, lean: bool = False) -> None:
+    def put_back(self, chunks: list[Chunk], *, delay_s: float = 0.0, alone: bool = False, apart: bool = False) -> None:
         """Return chunks in flight to the queue, to be tried again after a delay.
 
-        ``alone``: these chunks together, without others, and without MPS; ``lean``: without others, with as little
-        memory as possible.
+        ``alone``: these chunks together, without others; ``apart``: and without MPS.
         """
         with self._changed:
             self._in_flight -= len(chunks)
             due_s = self._clock.monotonic_s() + delay_s
-            batch = Batch(chunks, alone=alone or lean, lean=lean, apart=alone and not lean)
+            batch = Batch(chunks, alone=alone or apart, apart=apart)
             heapq.heappush(self._delayed, (due_s, next(self._sequence), batch))
             self._changed.notify_all()
 
@@ -165,41 +178,55 @@ class WorkQueue:
 
     # --- with the lock held ---------------------------------------------------------------------------------------
 
-    def _push(self, chunk: Chunk, *, first: bool = False) -> None:
+    def _push(self, chunk: Chunk, *, is_fresh: bool) -> None:
         # A chunk of unknown length may be the longest: it comes first.
         length_s = math.inf if chunk.audio_s is None else chunk.audio_s
-        heapq.heappush(self._waiting, (not first, -length_s, next(self._sequence), chunk))
+        heapq.heappush(self._waiting, Entry(is_fresh, -length_s, next(self._sequence), chunk))
 
     def _pop_fitting(self, count: int, fits: Fits) -> list[Chunk]:
         """Take the next chunks that fit into the time; if the longest does not fit, a shorter one may."""
         taken: list[Chunk] = []
         while len(taken) < count and self._waiting:
-            if fits(self._waiting[0][3]):
-                taken.append(heapq.heappop(self._waiting)[3])
+            if fits(self._waiting[0].chunk):
+                taken.append(heapq.heappop(self._waiting).chunk)
                 continue
-            # Chunks of the same length all fit or all do not: test one of each length, the longest first.
-            first_of = {entry[1]: entry for entry in reversed(self._waiting)}
-            shorter = next((first_of[length] for length in sorted(first_of) if fits(first_of[length][3])), None)
-            if shorter is None:
+            entry = self._longest_fitting(fits)
+            if entry is None:
                 break
-            self._waiting.remove(shorter)
+            self._waiting.remove(entry)
             heapq.heapify(self._waiting)
-            taken.append(shorter[3])
+            taken.append(entry.chunk)
         return taken
 
-    def _next_batch(self, fits: Fits, lean: bool) -> Batch:
+    def _longest_fitting(self, fits: Fits) -> Entry | None:
+        """Return the longest chunk that fits; those of one length all fit or all do not, so test one of each."""
+        first_of_length = {entry.negative_length_s: entry for entry in reversed(self._waiting)}
+        for length in sorted(first_of_length):
+            if fits(first_of_length[length].chunk):
+                return first_of_length[length]
+        return None
+
+    def _next_batch(self, fits: Fits, prefers: Callable[[Batch], bool]) -> Batch:
         self._release_delayed()
         for number, batch in enumerate(self._suspects):
-            if batch.lean == lean:  # prefer batches for which the worker need not restart its engine
+            if prefers(batch):
                 self._suspects.rotate(-number)
                 break
         if self._suspects and fits(self._suspects[0].chunks[0]):
             self._workers_ending = max(0, self._workers_ending - 1)
             return self._suspects.popleft()
+
         size = min(self._wants, math.ceil(len(self._waiting) / self._shares_left))
         if size:
             self._shares_left = self._shares_left - 1 or self._workers
         return Batch(self._pop_fitting(size, fits))
+
+    def _until_due_s(self) -> float | None:
+        """Return the time until the next delayed batch is due; None: there is none."""
+        if not self._delayed:
+            return None
+        due_s = self._delayed[0][0]
+        return max(0.0, due_s - self._clock.monotonic_s())
 
     def _release_delayed(self) -> None:
         now_s = self._clock.monotonic_s()
@@ -207,6 +234,6 @@ class WorkQueue:
             batch = heapq.heappop(self._delayed)[2]
             if batch.alone:
                 self._suspects.append(batch)
-            else:
-                for chunk in batch.chunks:
-                    self._push(chunk, first=True)
+                continue
+            for chunk in batch.chunks:
+                self._push(chunk, is_fresh=False)

@@ -6,24 +6,23 @@ take a batch → open a session (usual or lean) → feed it (``feed``: stage, an
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
 from badcjobs.errors import BadcjobsError
 from badcjobs.model import Chunk, ChunkKey, ChunkResult, ChunkStarted, WorkerPlan
-from badcjobs.seams import Clock, Engine, Session, SessionBroken
+from badcjobs.seams import Clock, Engine, More, Session, SessionBroken
 from badcjobs.store.live_folder import check_room
-from badcjobs.workers import retry
+from badcjobs.workers import policy
+from badcjobs.workers.error_patterns import fault_of_node
 from badcjobs.workers.feed import AudioSteps, SessionFeed
 from badcjobs.workers.memory_limits import model_of
 from badcjobs.workers.mps import MpsDaemons
-from badcjobs.workers.retry import RetryPolicy
+from badcjobs.workers.policy import Circumstance, Failure, RetryPolicy, WorkerStep
 from badcjobs.workers.work_queue import Batch, Fits, WorkQueue
 
-_KILLED_START_FACTOR = 5  # an engine that another program kills while it starts gets this many times more starts
-_GPU_ERRORS = 3  # after this many in a row, with no chunk done in between, the device is at fault and not the chunks
 _FAILURES_SHARED = 3  # after this many sessions under MPS without a result, a worker does without MPS
 
 # (device_id, chunks in hand with their start in ms, chunks processed at the same time) → Fits
@@ -49,16 +48,32 @@ class BatchOver(NamedTuple):
 
     unanswered: list[Chunk]
     started: list[ChunkStarted]  # the unanswered chunks that the engine had started
-    lost: list[ChunkResult]  # failed together with others, not charged
     broken: SessionBroken | None
     at_ms: int
-    retires: bool = False  # the worker stops
+    circumstances: frozenset[Circumstance] = frozenset()  # those that the worker knows
     failed_openings: int = 0  # in a row, this one included
-    shared: bool = False  # under MPS, where the fault of a worker ends all workers of its device
 
 
 # An exception is a bug in this thread; the supervisor raises it again in the main thread.
 Event = Opened | Closed | BatchOver | BaseException | ChunkStarted | ChunkResult
+
+
+@dataclass
+class _InHand:
+    """The chunks of a batch that have no result yet."""
+
+    unanswered: dict[ChunkKey, Chunk] = field(default_factory=dict)
+    started: dict[ChunkKey, ChunkStarted] = field(default_factory=dict)  # those that the engine has started
+
+    def remove(self, key: ChunkKey) -> None:
+        """Remove a chunk that has a result."""
+        self.unanswered.pop(key, None)
+        self.started.pop(key, None)
+
+    def starts(self) -> list[tuple[Chunk, int | None]]:
+        """Return the chunks with their starts in milliseconds; None: not started."""
+        starts_ms = {key: started.at_ms for key, started in self.started.items()}
+        return [(chunk, starts_ms.get(key)) for key, chunk in self.unanswered.items()]
 
 
 @dataclass(eq=False)
@@ -79,7 +94,7 @@ class WorkerSetup:
 class WorkerThread(threading.Thread):
     """Processes chunks on one device until the queue is empty or the engine no longer works."""
 
-    plan: WorkerPlan
+    plan: WorkerPlan  # lean once the models did not fit with the usual threads
     setup: WorkerSetup
     queue: WorkQueue
     report: Callable[[Event], None]
@@ -99,7 +114,6 @@ class WorkerThread(threading.Thread):
     def __post_init__(self) -> None:
         super().__init__(name=f"worker-{self.plan.slot}", daemon=True)  # the engine starts with the first chunk
         self._folder = self.setup.scratch / f"worker-{self.plan.slot}"
-        self._must_be_lean = self.plan.lean  # the models did not fit with the usual threads
         # Nothing runs on such a card without the site's daemon; after a fault one worker goes on (``supervise``).
         self._is_exclusive = self.plan.device is not None and self.plan.device.exclusive
 
@@ -108,44 +122,45 @@ class WorkerThread(threading.Thread):
     def interrupt(self) -> None:
         """Finish the chunks in progress, then stop."""
         self._interrupted = True
-        if (feed := self._feed) is not None:
+        feed = self._feed
+        if feed is not None:
             feed.interrupt()
 
     def kill(self) -> None:
         """Kill the engine immediately."""
         self._killed = True
-        if (feed := self._feed) is not None:
+        feed = self._feed
+        if feed is not None:
             feed.kill()
 
     def end_shared(self) -> None:
         """Kill the engine if it shares its device; one that starts a program for each chunk fails by itself."""
-        if self._pipe is not None and (feed := self._feed) is not None and feed.pid is not None:
+        feed = self._feed
+        if self._pipe is not None and feed is not None and feed.pid is not None:
             feed.kill()
 
-    # --- in the thread --------------------------------------------------------------------------------------------
+    # --- batches --------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Process chunks until the queue is empty (threading.Thread)."""
         try:
-            while (batch := self._take()) is not None:
-                if not batch.chunks:
-                    continue
-                over = self._process(batch)
-                if over.broken is not None:
-                    self._close()
-                if over.retires:
-                    break  # a new process would fail too; the other workers continue
+            while True:
+                batch = self._take()
+                if batch is None:
+                    break
+                if batch.chunks and not self._process(batch):
+                    break
             self._close()
         except BaseException as error:
             self.report(error)
 
     def _take(self) -> Batch | None:
         """Return the next batch without the chunks that need a lean session; those go back to the queue."""
-        batch = self.queue.take(self._room({}, {}), lambda: self.retired, lean=self._is_lean)
-        if batch is None or batch.lean or self._must_be_lean:
+        batch = self.queue.take(
+            self._room(_InHand()), lambda: self.retired, lambda batch: self._needs_lean(batch.chunks) == self._is_lean
+        )
+        if batch is None or batch.alone:
             return batch
-        if batch.alone:
-            return replace(batch, lean=any(self._needs_lean(chunk) for chunk in batch.chunks))
         usual = self._sort_out(batch.chunks)
         if len(usual) < len(batch.chunks) and (self._feed is None or self._is_lean):
             self.queue.put_back(usual)  # start with the lean chunks: it saves one start of the engine
@@ -153,31 +168,111 @@ class WorkerThread(threading.Thread):
         return replace(batch, chunks=usual)
 
     def _sort_out(self, chunks: list[Chunk]) -> list[Chunk]:
-        """Return the chunks for a usual session; put the others back into the queue as lean chunks."""
+        """Return the chunks for the usual session of this worker; put the others back into the queue, to be alone."""
+        if self.plan.lean:
+            return chunks
         usual = []
         for chunk in chunks:
-            if self._must_be_lean or not self._needs_lean(chunk):
-                usual.append(chunk)
+            if self._needs_lean([chunk]):
+                self.queue.put_back([chunk], alone=True)
             else:
-                self.queue.put_back([chunk], lean=True)
+                usual.append(chunk)
         return usual
 
-    def _needs_lean(self, chunk: Chunk) -> bool:
-        """Return whether a chunk needs a lean session on this device; read no file."""
+    def _needs_lean(self, chunks: Sequence[Chunk]) -> bool:
+        """Return whether one of the chunks needs a lean session on this device; read no file."""
+        if self.plan.lean:
+            return True
         if self.setup.audio is None:
             return False
-        return self.setup.audio.limits.way_of(model_of(self.plan), chunk.key, chunk.audio_s).lean
+        limits = self.setup.audio.limits
+        model = model_of(self.plan)
+        return any(limits.way_of(model, chunk.key, chunk.audio_s).lean for chunk in chunks)
 
-    def _session(self, lean: bool, apart: bool) -> Session:
+    def _process(self, batch: Batch) -> bool:
+        """Feed one batch to a session, and the chunks that follow it; report it, and return whether to go on."""
+        in_hand = _InHand({chunk.key: chunk for chunk in batch.chunks})
+        apart = batch.apart or self._apart
+        self._apart = False
+        broken = None
+        try:
+            session = self._session(lean=self._needs_lean(batch.chunks), apart=apart)
+            for event in session.process(batch.chunks, self._more_for(in_hand, alone=batch.alone or apart)):
+                if isinstance(event, ChunkStarted):
+                    in_hand.started[event.chunk.key] = event
+                else:
+                    event = self._note_result(event, apart)
+                    in_hand.remove(event.chunk.key)
+                self.report(event)
+        except SessionBroken as error:
+            broken = error
+        except (BadcjobsError, OSError) as error:
+            broken = self._broken_by(error)
+
+        unanswered = list(in_hand.unanswered.values())
+        started = list(in_hand.started.values())
+        over = BatchOver(unanswered, started, broken, self.setup.clock.now_ms(), self._circumstances(None, apart))
+        if broken is not None:
+            return self._end_session(over, self._find_cause(broken), batch.alone, apart)
+        self._failed_openings = 0
+        self.report(over)
+        return True
+
+    def _more_for(self, in_hand: _InHand, *, alone: bool) -> More:
+        """Return what gives the session more chunks; none to chunks that must be ``alone``."""
+
+        def more(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
+            nonlocal alone
+            if alone or (wanted <= 0 and idle <= 0):
+                return ()
+            fresh = self.queue.more(wanted, idle=idle, fits=self._room(in_hand))
+            if fresh is None:
+                alone = True  # suspects need a worker with no other chunk in hand
+                return ()
+            fresh = self._sort_out(fresh)
+            in_hand.unanswered.update((chunk.key, chunk) for chunk in fresh)
+            return fresh
+
+        return more
+
+    def _note_result(self, result: ChunkResult, apart: bool) -> ChunkResult:
+        """Return a result, with the fault of the node that may be its cause, and uncharged if a neighbour may be."""
+        if result.ok:
+            self._gpu_errors = 0
+            self._note_mps()
+            return result
+        error_class = result.error_class or ""
+        fault = self._find_fault(error_class) if result.charged else None
+        if fault is not None:
+            error = f"{result.error}\n{fault}"
+            return replace(result, error_class=fault.error_class, error=error, charged=False)
+        if self._pipe is not None and not apart and error_class in policy.DEATHS:
+            return replace(result, charged=False)
+        return result
+
+    def _room(self, in_hand: _InHand) -> Fits:
+        """Return the test of which chunks still fit into the time left; a retired worker takes none."""
+        if self.retired:
+            return lambda chunk: False
+        self._parallel = max(self._parallel, len(in_hand.started))
+        return self.setup.timetable(self.plan.device_id, in_hand.starts(), self._parallel)
+
+    # --- sessions -------------------------------------------------------------------------------------------------
+
+    def _session(self, *, lean: bool, apart: bool) -> Session:
         """Return a lean or a usual session, under MPS or apart; keep the open one if possible: a start is slow."""
-        tries = self._is_exclusive or (not apart and self._failures_shared < _FAILURES_SHARED)
-        pipe = self.setup.mps.pipe_of(self.plan.device_id) if tries else None
+        may_share = self._is_exclusive or (not apart and self._failures_shared < _FAILURES_SHARED)
+        pipe = self.setup.mps.pipe_of(self.plan.device_id) if may_share else None
         # If the daemon has ended, its server and its clients may still work.
-        if self._feed is not None and self._is_lean == lean and (self._pipe == pipe or (tries and pipe is None)):
+        is_pipe_right = self._pipe == pipe or (may_share and pipe is None)
+        if self._feed is not None and self._is_lean == lean and is_pipe_right:
             return self._feed
+
         self._close()
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._is_lean, self._pipe, self._gave_result = lean, pipe, False
+        self._is_lean = lean
+        self._pipe = pipe
+        self._gave_result = False
         plan = replace(self.plan, lean=lean, pipe=pipe)
         feed = self.setup.engine.open(plan, self._folder)
         if self.setup.audio is not None:
@@ -190,112 +285,84 @@ class WorkerThread(threading.Thread):
             feed.kill()
         return feed
 
-    def _process(self, batch: Batch) -> BatchOver:
-        """Feed one batch, and the chunks that follow it, to a session; report and return how it ended."""
-        unanswered = {chunk.key: chunk for chunk in batch.chunks}
-        started: dict[ChunkKey, ChunkStarted] = {}
-        lost: list[ChunkResult] = []
-        broken: SessionBroken | None = None
-        apart, self._apart = batch.apart or self._apart, False
-        alone = batch.alone or apart
+    def _broken_by(self, error: BadcjobsError | OSError) -> SessionBroken:
+        """Return the failure behind an error outside the engine; raise the error again if it is a bug."""
+        fault = fault_of_node(error, self.setup.scratch) if isinstance(error, OSError) else None
+        at_start = self._feed is None
+        if fault is None and not at_start:
+            raise error
+        return SessionBroken(fault or policy.NO_PROGRAM, str(error), at_start=at_start)
 
-        def more(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
-            nonlocal alone
-            if alone or (wanted <= 0 and idle <= 0):
-                return ()
-            fresh = self.queue.more(wanted, idle=idle, fits=self._room(unanswered, started))
-            alone = fresh is None  # suspects need a worker with no other chunk in hand
-            fresh = self._sort_out(fresh or [])
-            unanswered.update((chunk.key, chunk) for chunk in fresh)
-            return fresh
+    def _find_cause(self, broken: SessionBroken) -> SessionBroken:
+        """Return the fault of the node that may have broken a session, else the error itself."""
+        fault = self._find_fault(broken.error_class)
+        if fault is None:
+            return broken
+        return SessionBroken(fault.error_class, f"{broken}\n{fault}", at_start=broken.at_start)
 
+    def _find_fault(self, error_class: str) -> SessionBroken | None:
+        """Return the fault of the node behind an error that may have one, from a test file in our folder."""
+        if error_class not in policy.MAY_BE_NODE:
+            return None
         try:
-            for event in self._session(batch.lean or self._must_be_lean, apart).process(batch.chunks, more):
-                if isinstance(event, ChunkStarted):
-                    started[event.chunk.key] = event
-                else:
-                    event = self._excuse(event, apart)
-                    unanswered.pop(event.chunk.key, None)
-                    started.pop(event.chunk.key, None)
-                    if event.ok:
-                        self._gpu_errors = 0
-                        self._look_for_mps()
-                    if not event.charged and event.error_class not in retry.OF_NODE:
-                        lost.append(event)
-                self.report(event)
-        except SessionBroken as error:
-            broken = error
-        except (BadcjobsError, OSError) as error:
-            fault = retry.fault_of_node(error, self.setup.scratch) if isinstance(error, OSError) else None
-            if self._feed is not None and fault is None:
-                raise
-            broken = SessionBroken(fault or retry.NO_PROGRAM, str(error), at_start=self._feed is None)
-        if broken is not None and broken.error_class in retry.MAY_BE_NODE and (found := self._find_fault()) is not None:
-            broken = SessionBroken(found[0], f"{broken}\n{found[1]}", at_start=broken.at_start)
-        if broken is not None and broken.error_class == retry.GPU_ERROR and not batch.alone:
-            self._gpu_errors += 1  # a suspect that runs alone may be the cause itself
-        self._failed_openings = self._failed_openings + 1 if broken is not None and broken.at_start else 0
-        broken, retires = self._decide_end(broken)
-        left, now_ms = list(unanswered.values()), self.setup.clock.now_ms()
-        shared = self._pipe is not None and not apart
-        over = BatchOver(left, list(started.values()), lost, broken, now_ms, retires, self._failed_openings, shared)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            check_room(self._folder)
+        except OSError as error:
+            fault = fault_of_node(error, self.setup.scratch) or policy.NODE_FAULT
+            return SessionBroken(fault, f"{self._folder}: {error.strerror}")
+        return None
+
+    def _end_session(self, over: BatchOver, broken: SessionBroken, alone: bool, apart: bool) -> bool:
+        """Report the end of a broken session, close it, and return whether this worker starts another."""
+        is_ours = broken.error_class not in policy.OF_NODE
+        self._failed_openings = self._failed_openings + 1 if broken.at_start else 0
+        if is_ours:
+            self._note_failure_under_mps(broken)
+        if broken.error_class == policy.GPU_ERROR and not alone:  # a suspect that runs alone may be the cause itself
+            self._gpu_errors += 1
+        if is_ours and self._gpu_errors >= policy.GPU_ERRORS_OF_A_LOST_GPU:
+            why = f"{self._gpu_errors} errors in a row on this device; last error: {broken}"
+            broken = SessionBroken(policy.GPU_LOST, why)
+
+        circumstances = self._circumstances(broken, apart)
+        over = over._replace(broken=broken, circumstances=circumstances, failed_openings=self._failed_openings)
         self.report(over)
-        return over
+        self._close()
+        step = policy.respond(Failure(broken.error_class, circumstances)).worker
+        if step is WorkerStep.LEAN_PROCESS:
+            self.plan = replace(self.plan, lean=True)
+        return step is not WorkerStep.STOP
 
-    def _excuse(self, result: ChunkResult, apart: bool) -> ChunkResult:
-        """Return a result that is not charged to the chunk if the node is at fault."""
-        if result.error_class in retry.MAY_BE_NODE and result.charged and (fault := self._find_fault()) is not None:
-            result = replace(result, error_class=fault[0], error=f"{result.error}\n{fault[1]}")
-        of_others = self._pipe is not None and not apart and result.error_class in retry.DEATHS
-        return replace(result, charged=False) if of_others or result.error_class in retry.OF_NODE else result
+    def _circumstances(self, broken: SessionBroken | None, apart: bool) -> frozenset[Circumstance]:
+        circumstances = set()
+        if self._pipe is not None and not apart:
+            circumstances.add(Circumstance.SHARED)
+        if broken is not None and broken.at_start:
+            circumstances.add(Circumstance.STARTING)
+            if self._pipe is not None and not self._is_exclusive:
+                circumstances.add(Circumstance.MPS_SUSPECT)
+            elif self._failed_openings >= self.setup.policy.most_starts(broken.error_class):
+                circumstances.add(Circumstance.STARTS_SPENT)
+        return frozenset(circumstances)
 
-    def _look_for_mps(self) -> None:
+    def _note_failure_under_mps(self, broken: SessionBroken) -> None:
+        """Let the next batch run without MPS; after several sessions without a result, do without it for good."""
+        self._apart = self._pipe is not None
+        if not self._apart or self._gave_result:
+            return
+        self._failures_shared += 1
+        if self._failures_shared == _FAILURES_SHARED and not self._is_exclusive:
+            self.setup.mps.do_without(self.plan.device_id, f"{_FAILURES_SHARED} starts gave no result; {broken}")
+
+    def _note_mps(self) -> None:
         """Check once per session that its engine is a client of MPS: the first result shows that it uses the device."""
         if self._pipe is not None and not self._gave_result and self._feed is not None:
             self.setup.mps.look_for(self.plan.device_id, self._feed.pid)
             self._failures_shared = 0
         self._gave_result = True
 
-    def _find_fault(self) -> tuple[str, str] | None:
-        """Return the class and the text of a fault of the node, from a test file in our folder; None: there is none."""
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            check_room(self._folder)
-        except OSError as error:
-            fault = retry.fault_of_node(error, self.setup.scratch) or retry.NODE_FAULT
-            return fault, f"{self._folder}: {error.strerror}"
-        return None
-
-    def _room(self, unanswered: Mapping[ChunkKey, Chunk], started: Mapping[ChunkKey, ChunkStarted]) -> Fits:
-        """Return the test of which chunks still fit into the time left; a retired worker takes none."""
-        if self.retired:
-            return lambda chunk: False
-        self._parallel = max(self._parallel, len(started))
-        in_hand = [(chunk, started[key].at_ms if key in started else None) for key, chunk in unanswered.items()]
-        return self.setup.timetable(self.plan.device_id, in_hand, self._parallel)
-
-    def _decide_end(self, broken: SessionBroken | None) -> tuple[SessionBroken | None, bool]:
-        """Return the error and whether the worker stops because of it; repeated GPU errors mean a lost GPU."""
-        if broken is None or broken.error_class in retry.OF_NODE:
-            return broken, False
-        self._apart = self._pipe is not None
-        if self._apart and not self._gave_result:
-            self._failures_shared += 1
-            if self._failures_shared == _FAILURES_SHARED and not self._is_exclusive:
-                self.setup.mps.do_without(self.plan.device_id, f"{_FAILURES_SHARED} starts gave no result; {broken}")
-        if self._gpu_errors >= _GPU_ERRORS:
-            why = f"{_GPU_ERRORS} errors in a row on this device; last error: {broken}"
-            return SessionBroken(retry.GPU_LOST, why), True
-        if broken.error_class == retry.OUT_OF_MEMORY and broken.at_start:  # other processes fill the device
-            self._must_be_lean = True
-            return broken, self._failed_openings > 1
-        if self._apart and broken.at_start and not self._is_exclusive:  # MPS may be the cause
-            return broken, False
-        is_killed = broken.error_class in (retry.WORKER_DIED, retry.TERMINATED)
-        limit = (self.setup.policy.retries + 1) * (_KILLED_START_FACTOR if is_killed else 1)
-        return broken, broken.error_class in retry.RETIRING or (broken.at_start and self._failed_openings >= limit)
-
     def _close(self) -> None:
-        feed, self._feed = self._feed, None
+        feed = self._feed
+        self._feed = None
         if feed is not None:
             self.report(Closed(feed.close(), self.setup.clock.now_ms()))

@@ -184,7 +184,7 @@ def read_facts(database: Path, began_ms: float) -> Run:
     rates: dict[int, float] = {}
     for after_ms, audio_s in query(database, sql):
         rates[after_ms // 10_000 * 10] = rates.get(after_ms // 10_000 * 10, 0) + (audio_s or 0) / 10
-    decided = query(database, "SELECT at_ms, kind, value, reason FROM decision ORDER BY at_ms")
+    decided = query(database, "SELECT at_ms, code, figures, reason FROM decision ORDER BY at_ms")
     (first_ms,), (bytes_used,), (workers,), recorder = (
         query(database, sql)[0]
         for sql in ("SELECT min(ended_at_ms) FROM chunk", "SELECT max(memory_bytes) FROM usage_sample",
@@ -200,8 +200,7 @@ def read_facts(database: Path, began_ms: float) -> Run:
         "first_result_s": (first_ms - began_ms) / 1000,
         "real_time_after_s": dict(sorted(rates.items())),  # in each ten seconds from the first result on
         "decisions": [
-            f"{(at_ms - began_ms) / 1000:.1f} s: {kind}{'' if value is None else f' {value:g}'}: {reason}"
-            for at_ms, kind, value, reason in decided
+            f"{(at_ms - began_ms) / 1000:.1f} s: {code} {figures}: {reason}" for at_ms, code, figures, reason in decided
         ],
     }
 

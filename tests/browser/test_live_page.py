@@ -1,5 +1,6 @@
 """The live page in a real Chromium, served by a real ``badcjobs serve``."""
 
+import json
 import re
 import sqlite3
 import time
@@ -7,6 +8,8 @@ from contextlib import closing
 from dataclasses import replace
 
 import pytest
+from rooms import root
+from rooms.root import folder
 from support.live_run import LiveServer, write_live_run
 from support.task_files import TaskFile
 
@@ -185,3 +188,23 @@ def test_this_machines_devices_are_shown_without_tasks(browser, tmp_path):
         page.wait_for("document.querySelector('.card .line').getAttribute('d').length > 30")
         hidden = page.evaluate("document.getElementById('tasks-section').hidden")
         assert (page.count(".card"), hidden, page.errors) == (2, True, [])
+
+
+FIGURES = (0, 0.00005, 0.00012, 0.04, 0.05, 0.155, 0.25, 0.5, 1, 2.675, 9.95, 29.5, 59.94, 59.95, 90.5, 99.5,
+           999.95, 3599.5, 3600, 9999.5, 10_000, 172_799, 1_234_567.5, 2**20, 2**30 - 1, 2**30, 2**41)  # fmt: skip
+FORMS = ("number", "duration", "share_words", "memory", "power", "speed", "temperature")
+
+
+def test_a_number_reads_the_same_on_the_page_as_in_every_text(browser):
+    script = (folder("guide").parent / "live" / "assets" / "words.js").read_text(encoding="utf-8")
+    calls = [(name, [value]) for name in FORMS for value in (None, *FIGURES)]
+    calls += [("number", [value, digits]) for value in FIGURES for digits in (0, 2)]
+    calls += [("audio_time", [value]) for value in FIGURES] + [("count", [many, "chunk"]) for many in (0, 1, 2, 12_345)]
+    calls += [("progress", [share]) for share in (0, 1e-9, 0.004, 0.0099, 0.01, 0.29, 0.57, 0.999, 1)]
+    names = {name: re.sub("_(.)", lambda letter: letter[1].upper(), name) for name, _ in calls}
+    table = ", ".join(f"{name}: {shown}" for name, shown in names.items())
+    page = browser.open("about:blank#words")
+    said = page.evaluate(f"(() => {{ {script}\n const forms = {{ {table} }};"
+                         f" return {json.dumps(calls)}.map(([name, args]) => forms[name](...args)); }})()")  # fmt: skip
+    expected = [getattr(root, name)(*args) for name, args in calls]
+    assert list(zip(calls, said, strict=True)) == list(zip(calls, expected, strict=True))

@@ -277,8 +277,8 @@ def test_a_job_without_telemetry_has_its_timeline_and_says_that_nothing_was_read
 def test_when_a_silent_task_was_last_heard_of_leaves_room_for_its_other_columns(browser, job, tmp_path):
     summary = summarize_database(job)
     first, *others = summary.facts.tasks
-    silent = replace(first, verdict=None, slurm_state=None, heard_at_ms=first.last_sign_ms)
-    summary = replace(summary, facts=replace(summary.facts, tasks=(silent, *others)), tasks_silent=(silent.name,))
+    silent = replace(first, state="silent", heard_at_ms=first.last_sign_ms)
+    summary = replace(summary, facts=replace(summary.facts, tasks=(silent, *others)))
     (tmp_path / "silent.html").write_text(make_page(summary, "june"))
     page = open_report(browser, (tmp_path / "silent.html").as_uri(), width=1280)
     page.evaluate("location.hash = '#tasks'")  # a link opens a folded part

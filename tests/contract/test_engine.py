@@ -18,9 +18,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from rooms import root, workers
+from rooms import model, root, workers
 from rooms.model import Chunk, ChunkResult, ChunkStarted, Device, WorkerPlan
 from rooms.root import BadcjobsError, Launcher, SessionBroken, nothing_more
+from rooms.sources import AudioCutter
 from rooms.workers import CommandEngine, EngineStart, HangTimeout, HawkEarsEngine
 from support.audio import make_wav
 from support.fake_hawkears import NAMES, fake_package_environ, hear, make_fake_hawkears1, make_fake_root
@@ -65,12 +66,12 @@ class Place:
         self.scratch = folder / "scratch" / "worker-0"
         self.scratch.mkdir(parents=True)
 
-    def engine(self, kind, *args, slow_s=0, limit=None, cpu=False, **env):
+    def engine(self, kind, *args, slow_s=0, limit=None, cpu=False, places=False, **env):
         """Make an engine by its name, or by the template of a command; behind a program that is put before it."""
         kind, behind, _ = kind.partition(" behind")
         args = {"demo": (*args, f"--burn-s={slow_s}"), MANY: ("--batch=4",)}.get(kind, args)
         env = {**self.environ, **({"FAKE_HAWKEARS_S": str(slow_s)} if slow_s else {}), **env}
-        start = EngineStart(args, env, self.launchers[behind], CLOCK)
+        start = EngineStart(args, env, self.launchers[behind], CLOCK, places=places)
         if kind == "demo":
             return workers.DemoEngine(start)
         if kind.startswith("hawkears") and kind != "hawkears1":
@@ -213,6 +214,49 @@ def test_every_chunk_gets_one_answer_and_bad_audio_costs_only_itself(place, kind
     assert place.environs() == {}
 
 
+WHERE = {
+    "a": model.Place(region="CA-BC"), "b": model.Place(50, -120, recorded_on="2024-01-05"), "c": model.NOWHERE,
+    "d": model.Place(region="CA-NT", recorded_on="2024-01-05T06:30"), "e": model.Place(65, -120), "f": model.NOWHERE,
+}  # fmt: skip
+RARE = {"a": {"RUGR", "STGR"}, "b": {"RUGR", "STGR", "SPGR"}, "d": {"SPGR"}}
+
+
+@pytest.mark.parametrize("kind", ["hawkears", "hawkears forked", "hawkears1"])
+def test_each_recording_is_judged_at_its_own_place_and_rarities_are_kept_apart(place, kind):
+    batch = [replace(place.good(name), place=where) for name, where in WHERE.items()]
+    engine = place.engine(kind, "--threads", "2", places=True, OMP_NUM_THREADS="1")  # else none is forked
+    engine.check()
+    results = place.process(engine, batch)
+    for name, result in results.items():
+        heard = {row[2] for row in hear(Path(result.chunk.audio_path).read_bytes())}
+        rare = heard & RARE.get(name, set())
+        assert {d.label for d in result.rarities} == rare, name
+        assert {d.label for d in result.detections} == heard - rare, name
+    assert sum(bool(result.rarities) for result in results.values()) == 3, "the recordings have been chosen for it"
+    pieces = workers.PieceRun(
+        place.open(engine),
+        replace(place.good("long", 40), place=WHERE["a"]),
+        40,
+        2,
+        AudioCutter(None),
+        place.folder,
+    )
+    *_, result = pieces.process()
+    assert [d.label for d in result.rarities] == ["RUGR", "RUGR"], "one of each piece"
+    place.environs()
+    assert bool(place.parents) == (kind == "hawkears forked")
+    assert "place" in place.broken(place.engine("hawkears", places=True, FAKE_HAWKEARS_SHAPE="unplaced"), batch)[2]
+    unknown = replace(batch[0], place=model.Place(region="XX-YY"))
+    assert place.broken(place.engine(kind, places=True), [unknown])[0] == "configuration"
+
+
+def test_a_command_gets_the_place_of_its_recording(place):
+    batch = [replace(place.good(name), place=where) for name, where in WHERE.items()]
+    place.process(place.engine(ONE + " {latitude}|{longitude}|{date}|{region}"), batch)
+    values = [line.split()[-1] for line in place.runs.read_text().splitlines()]
+    assert values == ["|||CA-BC", "50|-120|2024-01-05|", "|||", "||2024-01-05|CA-NT", "65|-120||", "|||"]
+
+
 @pytest.mark.parametrize("kind", ENGINES)
 def test_an_interrupt_finishes_what_runs_and_a_worker_sees_only_its_device(place, kind):
     session, few = place.open(place.engine(kind, slow_s=0.1)), [place.good("a", 1), place.good("b", 1)]
@@ -274,7 +318,8 @@ def test_what_every_line_of_a_worker_means(place, caplog, pages):
         start = EngineStart((), place.environ, place.launchers[""], clock)
         session = workers.StreamSession(
             start, ["sh", "-c", words + script], env=place.environ, cwd=None, log_file=place.scratch / f"{name}.log",
-            hang_timeout=limit, must_use_cuda=name.startswith("cuda"), pin="GPU-1",
+            hang_timeout=limit, error_patterns=workers.HAWKEARS_PATTERNS, must_use_cuda=name.startswith("cuda"),
+            pin="GPU-1",
         )  # fmt: skip
         place.sessions.append(session)
         said.append(name)

@@ -129,7 +129,7 @@ def test_broken_recordings_fail_alone_and_one_that_breaks_off_is_done_as_far_as_
     ended = site.run(folder, *DEMO, "--engine-arg=--room-s=25", "--chunk-length", 40, "--retries", 0, "--json")
     assert ended.exit_code == 1, ended.stderr
     chunks = site.rows("SELECT chunk_id, status, audio_s, error_class, error FROM chunk ORDER BY 1")
-    decisions = site.rows("SELECT subject, value, reason FROM decision WHERE kind = 'short_audio'")
+    decisions = site.rows("SELECT subject, figures ->> 'found_s', reason FROM decision WHERE code = 'short_audio'")
     assert f"{decisions[0][0]}: {decisions[0][2]}" in ended.stderr
     of_it = "WHERE chunk_id = 'a_40000_80000'"
     assert site.rows(f"SELECT pieces FROM attempt {of_it} AND outcome = 'done'") == [(2,)]
@@ -156,7 +156,7 @@ def test_what_a_recording_that_breaks_off_took_of_the_memory_says_nothing_of_its
     merged = " ".join(site.badcjobs("merge", site.out).stdout.split())
     assert "1 chunk has less audio than planned: only what is there was analysed." in merged
     assert f"{short} ends early, at 5.000 s" in merged
-    limits = site.rows("SELECT value FROM decision WHERE kind = 'memory_limit'")
+    limits = site.rows("SELECT figures ->> 'limit_s' FROM decision WHERE code = 'memory_limit.met'")
     assert limits == [(40.0,), (40.0,)], "with the usual threads and with one; 40 s have never fitted"
 
 
@@ -168,7 +168,9 @@ def test_copies_on_the_node_and_a_talkative_program_before_the_engine_change_not
     copies = wait_for(lambda: list(site.local.glob("*/staged/*/*.wav")), "there are copies")
     assert re.fullmatch(r"c\d+\.wav", copies[0].name) and program.wait().exit_code == 1
     staged = site.rows(DETECTIONS)
-    assert site.rows("SELECT value, reason FROM decision WHERE kind = 'staging'") == [(1.0, "run.stage = always")]
+    assert site.rows("SELECT code, reason FROM decision WHERE code LIKE 'staging%'") == [
+        ("staging.all", "run.stage = always")
+    ]
     counts = re.search(r"chunks read from copies on this node: (\d+) \(.* MB\), read in place: (\d+)", log_of(site))
     assert counts and int(counts[1]) + int(counts[2]) == 19 and int(counts[1]) >= 7, log_of(site)
     assert {Path(path).parent for (path,) in site.rows("SELECT audio_path FROM chunk")} == {site.folder / "audio"}

@@ -139,6 +139,7 @@ def test_recordings_in_the_folders_of_a_lab_become_a_table_per_study_area(site, 
     done = site.badcjobs("export", site.out, "--format", "csv", "--by-study-area", "-o", folder)
     assert done.exit_code == 0, done.stderr
     assert f"2 of 4 recordings have no study area in the path, e.g. {UNDATED}.wav" in done.stderr
+    assert site.badcjobs("export", site.out, "--format", "audacity", "-o", folder / "labels").exit_code == 0
     pages({"recordings.txt": "\n".join(map(str, recordings)), **tree(folder)})
     again = site.run(data, *ON_CPU, *CUT, env=tasks[1])
     both = ('[recordings] patterns was ["{study_area}/**/{location}_0+1_{date}?{time}.wav", ', "now []")
@@ -146,6 +147,7 @@ def test_recordings_in_the_folders_of_a_lab_become_a_table_per_study_area(site, 
 
 
 ONE_WORKER = ("--cpu-workers", 1, "--no-emit-gpu-telemetry", "--retries", 1)
+KEEP_RAW = ("--config", "run.keep_raw=true")
 PROGRAM = """
     case $BADCJOBS_CHUNK_ID in
     c001) printf 'broken' > "$2" ;;
@@ -158,19 +160,19 @@ def test_an_engines_own_files_are_kept_when_asked_and_what_cannot_be_kept_does_n
     engine = ("--command", f"{site.script('engine.sh', PROGRAM)} {{input}} {{output}}", *ONE_WORKER)
     site.out.mkdir()
     (site.out / "raw").write_text("a file")
-    blocked = site.run(site.manifest(1), *engine, "--keep-raw")
+    blocked = site.run(site.manifest(1), *engine, *KEEP_RAW)
     assert blocked.exit_code == 0, blocked.stderr
     assert blocked.stderr.count("cannot be written (Not a directory); the work continues") == 1
     (site.out / "raw").unlink()
-    assert site.run(site.manifest(4), *engine, "--keep-raw", "--no-resume").exit_code == 1
+    assert site.run(site.manifest(4), *engine, *KEEP_RAW, "--no-resume").exit_code == 1
     table = "start_time,end_time,label,score,mood\n0.5,1.25,AMRO,0.9,good\n"
     assert tree(site.out / "raw") == {"rec0/c000.csv": table, "rec0/c001.csv": "broken", "rec1/c003.csv": table}
     assert (site.out / "raw" / "rec0" / "c000.csv").read_bytes().count(b"\r\n") == 2, "as they are"
     assert "keep_raw" not in (site.out / "run.toml").read_text()
     site.out = site.folder / "of demo"
-    without = site.run(site.manifest(1), *ON_CPU, "--keep-raw")
+    without = site.run(site.manifest(1), *ON_CPU, *KEEP_RAW)
     assert (without.exit_code, (site.out / "raw").exists()) == (0, False)
-    assert "--keep-raw: the engine demo writes no output files" in without.stderr
+    assert "run.keep_raw: the engine demo writes no output files" in without.stderr
     site.out, root = site.folder / "of HawkEars 1", make_fake_hawkears1(site.folder / "HawkEars")
     hawkears = ("--engine", "hawkears1", "--hawkears-root", root, "--hawkears-python", sys.executable, "--no-resume")
     for asked in ("false", "true"):

@@ -14,13 +14,16 @@ import wave
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pytest
+from rooms import workers
 from rooms.model import Chunk, ChunkResult, ChunkStarted, Detection, Device, WorkerPlan
 from rooms.root import BadInput, Launcher, SessionBroken, SystemClock
+from rooms.sources import read_regions
 from rooms.workers import EngineStart, HawkEarsEngine, parse_detections, python_of
 from support.audio import make_wav
-from support.needs import missing
+from support.needs import find_hawkears
 
 pytestmark = pytest.mark.timeout(400)
 CPU = WorkerPlan(slot=0, device=None, device_id=None, threads=2)
@@ -33,26 +36,25 @@ class Installation:
     """The real one, and a folder for audio."""
 
     def __init__(self, folder):
-        program, root = (os.environ.get(f"BADCJOBS_TEST_HAWKEARS{end}") for end in ("", "_ROOT"))
-        if not (program and root):
-            missing("hawkears", "no real HawkEars: BADCJOBS_TEST_HAWKEARS and BADCJOBS_TEST_HAWKEARS_ROOT are not set")
-        self.program, self.root, self.folder = Path(program), Path(root), folder
+        self.program, self.root = find_hawkears()
+        self.folder = folder
         self.environ = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1"}
 
     def engine(self, *args, root=None, forks=False):
         start = EngineStart(args, self.environ, Launcher("test"), SystemClock())
         return HawkEarsEngine(start, python_of(self.program), root or self.root, allow_cpu=False, forks=forks)
 
-    def analyze_alone(self, audio, *options):
-        """Run ``hawkears analyze`` itself on a folder and return its table."""
-        words = [self.program, "analyze", audio, "-o", self.folder / "own", "--rtype", "csv", *options]
+    def analyze_alone(self, audio, *runs):
+        """Run ``hawkears analyze`` itself on a folder, for each set of options; return (recording, table) → rows."""
+        outs = [self.folder / "own" / str(number) for number in range(len(runs))]
+        common = ("--rtype", "csv", "--threads", "1")
+        commands = [
+            ["analyze", *map(str, (audio, "-o", out)), *common, *run] for out, run in zip(outs, runs, strict=True)
+        ]
         env = {**self.environ, "CUDA_VISIBLE_DEVICES": ""}
-        subprocess.run(list(map(str, words)), cwd=self.root, env=env, check=True, capture_output=True, timeout=170)
-        text, found = (self.folder / "own" / "scores.csv").read_text(), dict[str, set[Detection]]()
-        names = [row["recording"] for row in csv.DictReader(text.splitlines())]
-        for name, detection in zip(names, parse_detections(text), strict=True):
-            found.setdefault(name, set()).add(detection)
-        return found
+        words = [python_of(self.program), "-c", ALONE, json.dumps(commands)]
+        subprocess.run(words, cwd=self.root, env=env, check=True, capture_output=True, timeout=170)
+        return [tables_in(out) for out in outs]
 
     def broken(self, name, engine, plan):
         """Feed a recording to a session that cannot work; return why."""
@@ -65,6 +67,35 @@ class Installation:
         return broken.value.error_class, str(broken.value)
 
 
+ALONE = """
+import json, sys
+from hawkears.cli import cli
+for command in json.loads(sys.argv[1]):
+    cli.main(command, standalone_mode=False)
+"""
+
+
+def tables_in(folder):
+    tables = {}
+    for table in ("scores", "rarities"):
+        if not (path := folder / f"{table}.csv").exists():
+            continue
+        names = [row["recording"] for row in csv.DictReader(path.read_text().splitlines())]
+        for name, detection in zip(names, parse_detections(path.read_text()), strict=True):
+            tables.setdefault((name, table), set()).add(detection)
+    return tables
+
+
+def tables_of(results):
+    tables = {}
+    for name, result in results.items():
+        assert result.ok, result.error
+        for table, found in (("scores", result.detections), ("rarities", result.rarities)):
+            if found:
+                tables[name, table] = {replace(detection, label_name=None) for detection in found}
+    return tables
+
+
 @pytest.fixture
 def hawkears(tmp_path):
     return Installation(tmp_path)
@@ -73,6 +104,22 @@ def hawkears(tmp_path):
 def sound(path, seconds, tone_hz=2000):
     make_wav(path, seconds, RATE, loud=[(0.2, seconds / 2)], tone_hz=tone_hz)
     return Chunk(path.stem, path.stem, path.name, str(path), 0, round(seconds * 1000))
+
+
+def noise(path, seconds, seed=0):
+    path.parent.mkdir(exist_ok=True)
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, RATE, 0, "NONE", ""))
+        file.writeframes(Random(seed).randbytes(2 * RATE * seconds))
+    return Chunk(path.stem, path.stem, path.name, str(path), 0, seconds * 1000)
+
+
+def cut_wav(source, target, start_s, end_s):
+    target.parent.mkdir(exist_ok=True)
+    with wave.open(str(source)) as audio, wave.open(str(target), "wb") as out:
+        out.setparams(audio.getparams())
+        audio.setpos(start_s * RATE)
+        out.writeframes(audio.readframes((end_s - start_s) * RATE))
 
 
 def results_of(session, batch, *, interrupt=False):
@@ -99,7 +146,7 @@ def test_fed_it_finds_what_it_finds_alone_survives_bad_files_and_stops_in_order(
     (other / "empty.wav").write_bytes(b"")
     engine = hawkears.engine("--threads", "2", *OPTIONS, forks=True)
     with ThreadPoolExecutor() as pool:
-        alone = pool.submit(hawkears.analyze_alone, audio, "--threads", "1", *OPTIONS)
+        alone = pool.submit(hawkears.analyze_alone, audio, OPTIONS)
         engine.check()
         session = engine.open(CPU, hawkears.folder)
         fed = results_of(session, [good[0], *broken, *good[1:], crumb])
@@ -121,7 +168,7 @@ def test_fed_it_finds_what_it_finds_alone_survives_bad_files_and_stops_in_order(
     assert "/scipy/" in mapped and "/scipy/signal/" not in mapped, "it takes a second to import, and is not used"
     assert "not forked" not in caplog.text and "which has imported HawkEars" in caplog.text
     found = {one.chunk_id: fed[one.chunk_id].detections for one in good}
-    assert {name: {replace(d, label_name=None) for d in each} for name, each in found.items()} == alone.result()
+    assert [tables_of({name: fed[name] for name in found})] == alone.result()
     named = {d for each in found.values() for d in each if d.label_name}
     assert len(named) > 10 and {len(d.label) for d in named} == {4}
     assert fed["site1_20230611_040000"].audio_s == 4 and fed["crumb"].detections == ()
@@ -201,3 +248,91 @@ def test_simple_wav_files_are_read_as_hawkears_decodes_them_but_at_once_and_noth
     }  # fmt: skip
     assert {Path(path).stem: shape[0] for path, _, shape, _ in read}["stereo"] == 2
     assert held == [[None] * 4] * 2
+
+
+COUNTIES = """
+import json
+from britekit import OccurrencePickleProvider
+counties = OccurrencePickleProvider("data/occurrence.pkl").counties
+print(json.dumps([[one.code, one.min_y, one.max_y, one.min_x, one.max_x] for one in counties]))
+"""
+
+
+def test_the_regions_that_we_read_are_those_of_its_occurrence_data(hawkears):
+    words = [python_of(hawkears.program), "-c", COUNTIES]
+    output = subprocess.run(words, cwd=hawkears.root, check=True, capture_output=True, text=True).stdout
+    theirs = sorted(map(tuple, json.loads(output)))
+    assert len(theirs) > 1000 and sorted(read_regions(hawkears.root).counties) == theirs
+
+
+SPECIES = ["American Avocet", "Bohemian Waxwing", "Lark Bunting", "Least Flycatcher", "Osprey", "Western Kingbird"]
+IN_ALBERTA, IN_VANCOUVER = ("--region", "CA-AB"), ("--lat", "49.25", "--lon", "-123.1")
+OPTION_SETS = [
+    ("--include", "few.txt", "--label", "alt_names", "--seg", "1.5", "-m", "0.2", *IN_ALBERTA, "--date", "0105"),
+    ("--exclude=few.txt", "--label", "alt_codes", "--max-label-length", "1", "--min-label-length", "0.5",
+     "--start", "0:01", "--min_score=0.3", *IN_VANCOUVER, "--date", "20240610"),
+    ("-m", "0", "--label", "names", "--low-band", *IN_ALBERTA, "--date", "file", "--debug", "--recurse"),
+    ("--cfg", "quiet.yaml", "--label", "codes", "--no-low-band", "--models", "2", *IN_VANCOUVER),
+]  # fmt: skip
+
+
+def test_with_each_of_its_options_it_finds_what_it_finds_alone(hawkears):
+    """Files of options are named from the user's folder: it runs in another."""
+    folder, audio = hawkears.folder, hawkears.folder / "audio"
+    (folder / "few.txt").write_text("\n".join(SPECIES))
+    (folder / "quiet.yaml").write_text("hawkears:\n  save_rarities: false\ninfer:\n  min_score: 0.3\n")
+    batch = [noise(audio / f"{name}.wav", 5) for name in ("a_20240105", "b_20240610")]
+    runs = [("--models", "1", *workers.with_absolute_paths(options, folder)) for options in OPTION_SETS]
+    engine = hawkears.engine(forks=True)
+    with ThreadPoolExecutor() as pool:
+        alone = pool.submit(hawkears.analyze_alone, audio, *runs)
+        engine.check()
+        for run, options in enumerate(runs):
+            engine.start = replace(engine.start, args=options)
+            session = engine.open(CPU, folder)
+            fed = tables_of(results_of(session, batch))
+            session.close()
+            assert fed == alone.result()[run], options
+            kinds = {table for _, table in fed}
+            assert kinds == ({"scores"} if "--cfg" in options else {"scores", "rarities"}), options
+
+
+HEADER = "filename,recording_date,region,latitude,longitude\n"
+# By region or coordinates: five provinces, a territory, the Pacific, and no place; the last two are not filtered.
+PLACES = ("CA-AB,,", ",49.25,-123.1", "CA-ON-OT,,", ",62.45,-114.37", "CA-QC,,", ",44.65,-63.57", ",40,-160", ",,")
+DAYS = ("2024-01-10", "2024-06-03", "2024-09-25", "", "20240603")
+
+
+def test_forty_recordings_of_five_provinces_and_three_seasons_are_judged_as_by_hawkears_with_its_list(hawkears, site):
+    """Whole recordings, and cut ones as HawkEars judges the same stretches in files of their own."""
+    lines, own_lines = [HEADER], [HEADER]
+    for number in range(40):
+        place, day = number % 8, DAYS[number // 8]
+        path = site.folder / "audio" / f"r{number:02d}.wav"
+        noise(path, 8 if place < 2 else 3, seed=place // 2)
+        lines.append(f"{path.name},{day},{PLACES[place]}\n")
+        for start_s, end_s in [(0, 4), (4, 8)] if place < 2 else [(0, 3)]:
+            name = f"{path.stem}_{start_s * 1000}_{end_s * 1000}.wav"
+            cut_wav(path, site.folder / "own" / name, start_s, end_s)
+            own_lines.append(f"{name},{day},{PLACES[place]}\n")
+    (site.folder / "list.csv").write_text("".join(lines))
+    (site.folder / "own.csv").write_text("".join(own_lines))
+    options = ("--models", "1", "-m", "0.3")
+    hawkears_options = ("--hawkears-python", python_of(hawkears.program), "--hawkears-root", hawkears.root)
+    with ThreadPoolExecutor() as pool:
+        run = ("--filelist", str(site.folder / "own.csv"), *options)
+        alone = pool.submit(hawkears.analyze_alone, site.folder / "own", run)
+        ended = site.run(
+            "audio", "--filelist", "list.csv", "--chunk-length", 4, *hawkears_options, "--cpu-workers", 1,
+            "--no-emit-gpu-telemetry", *(f"--engine-arg={word}" for word in options), env={"OMP_NUM_THREADS": "1"},
+        )  # fmt: skip
+    assert ended.exit_code == 0, ended.stderr
+    found = {}
+    for table, kind in (("detection", "scores"), ("rarity", "rarities")):
+        for chunk_id, *row in site.rows(f"SELECT chunk_id, start_ms, end_ms, label, score FROM {table}"):
+            found.setdefault((chunk_id, kind), set()).add(Detection(*row))
+    assert [found] == alone.result()
+    scores = {name: rows for (name, kind), rows in found.items() if kind == "scores"}
+    assert len(scores) == 50
+    assert scores["r02_0_3000"] not in (scores["r03_0_3000"], scores["r10_0_3000"]), "another place, another season"
+    assert scores["r06_0_3000"] == scores["r07_0_3000"] and ("r06_0_3000", "rarities") not in found

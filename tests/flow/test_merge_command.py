@@ -70,14 +70,13 @@ def copied(start, run):
     return run
 
 
-@pytest.mark.parametrize("new", [4, 12], ids=["a few more: changed in place", "many more: drafted and renamed"])
-def test_a_killed_merge_leaves_the_old_content_or_the_new(site, new, request, tmp_path):
+def test_a_killed_merge_leaves_the_old_content_or_the_new(site, request, tmp_path):
     """Killed at any moment; by hand again and again: ``pytest tests/flow/test_merge_command.py --count 100 -s``."""
     seed = int(os.environ.get("BADCJOBS_TEST_SEED") or random.randrange(10**6))
     kills = max(1, request.config.getoption("--count") // 4)
     print(f"BADCJOBS_TEST_SEED={seed} repeats this campaign of {kills} kills")
     chance, start, job = random.Random(seed), tmp_path / "start", site.out / "job.sqlite"
-    for n in range(12 + new):
+    for n in range(16):
         if n == 12:
             assert site.badcjobs("merge", start).exit_code == 0
         TaskFile(start, index=n, states={f"c{n}": "done", "all": "done"}, samples=800).write()
@@ -92,8 +91,6 @@ def test_a_killed_merge_leaves_the_old_content_or_the_new(site, new, request, tm
         program = site.start("merge", copied(start, site.out))
         time.sleep(chance.uniform(0.3, 1.05) * duration_s)  # the moment itself is what is tried here
         program.kill()
-        if job.with_name("job.sqlite-journal").exists():
-            assert site.badcjobs("report", site.out).exit_code == 0  # opened by us, it is as it was
         seen[content(job)] += 1
         assert content(site.merged()) == finished
         assert names_in(site.out) == ["job.sqlite", "report.html", "tasks"]

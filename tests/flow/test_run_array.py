@@ -32,7 +32,7 @@ ONE_TASK = {
     "what a device does not give is null": "SELECT max(tensor_percent), max(fan_percent) FROM sample",
     "start to end in ms": "SELECT ended_at_ms - started_at_ms BETWEEN 500 AND 60000, job_id LIKE 'local%-%' FROM task",
     "integrity": "SELECT * FROM pragma_integrity_check",
-    "decisions": "SELECT kind FROM decision",
+    "decisions": "SELECT code FROM decision",
 }
 
 

@@ -238,10 +238,16 @@ def test_workers_are_added_while_that_pays_and_the_next_run_begins_where_this_on
     wait_for(lambda: "there are no cores for more" in task.stderr, "no cores for more")
     task.send(signal.SIGTERM)
     assert task.wait().exit_code == 75
-    decisions = site.rows("SELECT value, reason, subject FROM decision WHERE kind = 'workers_per_gpu' ORDER BY at_ms")
-    assert [(value, subject) for value, _, subject in decisions] == [(n, "Simulated GPU") for n in (1, 2, 2)]
-    assert decisions[0][1].startswith("start: 2 cores and 16 GiB of GPU memory per device")
-    assert "2 per device changed the rate by +" in decisions[2][1]
+    asked = (
+        "SELECT code, subject, figures ->> 'workers', reason FROM decision WHERE code LIKE 'workers.%' ORDER BY at_ms"
+    )
+    *decisions, (*last, why) = site.rows(asked)
+    assert decisions == [
+        ("workers.start", "Simulated GPU", 1, "start: 2 cores and 16.0 GiB of GPU memory per device"),
+        ("workers.try_more", "Simulated GPU", 2, "trying 1 more"),
+    ]
+    assert last == ["workers.no_cores", "Simulated GPU", 2]
+    assert "2 per device changed the rate by +" in why
     assert site.rows("SELECT count(DISTINCT worker_id) FROM attempt") == [(2,)]
     assert site.rows("SELECT workers FROM task") == [(1,)]
     merge_run(site.out)
@@ -257,5 +263,5 @@ def test_workers_are_added_while_that_pays_and_the_next_run_begins_where_this_on
     wait_for(lambda: "workers: 1, engine command" in task.stderr, "the next run")
     task.send(signal.SIGINT)
     assert task.wait().exit_code == 130
-    known = "start: an earlier run found 2 to be best (2 cores and 16 GiB of GPU memory per device)"
+    known = "start: an earlier run found 2 to be best; 2 cores and 16.0 GiB of GPU memory per device"
     assert f"{known}; 1 instead of 2: the job has {little['SLURM_MEM_PER_NODE']} MiB of main memory" in task.stderr

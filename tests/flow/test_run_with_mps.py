@@ -15,7 +15,7 @@ from support.fake_mps import PIPE, install_fake_mps
 from support.fake_nvml import fake_nvml_environ, fake_uuid
 from support.waiting import processes, wait_for
 
-DECISIONS = "SELECT value, reason FROM decision WHERE kind = 'mps' ORDER BY at_ms, rowid"
+DECISIONS = "SELECT code, reason FROM decision WHERE code LIKE 'mps.%' ORDER BY at_ms, rowid"
 STATES = "SELECT status, count(*) FROM chunk GROUP BY status ORDER BY 1"
 
 
@@ -58,7 +58,7 @@ class Machine:
 
     def wait_for_clients(self, many=3):
         wait_for(lambda: self.servers() and len(self.workers()) == many, "all are at work")
-        connected = "SELECT 1 FROM decision WHERE kind = 'mps' AND reason LIKE '% is connected to its server'"
+        connected = "SELECT 1 FROM decision WHERE code = 'mps.connected'"
         wait_for(lambda: self.site.now(connected), "a client was found")
         self.folders.append(Path(self.daemons()[0].environ()[PIPE]).parents[1])
 
@@ -87,9 +87,9 @@ def test_workers_of_one_card_are_clients_of_a_daemon_that_ends_with_the_task(sit
     wait_for(lambda: site.count_now("process") == 4, "the recorder has listed them")
     program.send(signal.SIGTERM)
     assert program.wait().exit_code == 75, program.stderr
-    (starts, used), (is_used, connected) = machine.said()
-    assert (starts, used) == (1.0, "up to 3 workers share the device through a daemon of ours")
-    assert (is_used, connected) in [(1.0, f"worker {one.pid} is connected to its server") for one in workers]
+    shared, connected = machine.said()
+    assert shared == ("mps.shared", "up to 3 workers share the device through a daemon of ours")
+    assert connected in [("mps.connected", f"worker {one.pid} is connected to its server") for one in workers]
     found = site.rows("SELECT pid, ours, memory_peak_bytes / 1048576 FROM process")
     assert sorted(found) == sorted([(server.pid, 1, 66), *((one.pid, 1, 500) for one in workers)])
     assert site.rows("SELECT name FROM process WHERE pid = ?", server.pid) == [("nvidia-cuda-mps",)]
@@ -105,8 +105,8 @@ def test_where_mps_cannot_be_used_auto_goes_on_without_it_and_on_does_not_begin(
     assert_refused(refused, 3, "--mps on: the task has no device", "--mps auto")
     done = machine.run(6, 3, FAKE_MPS="refuses")
     assert (done.exit_code, site.rows(STATES)) == (0, [("done", 6)]), done.stderr
-    ((used, why),) = machine.said()
-    assert (used, "does not start: The user does not have the permission" in why) == (0.0, True)
+    ((code, why),) = machine.said()
+    assert (code, "does not start: The user does not have the permission" in why) == ("mps.not_used", True)
     again = site.run(site.folder / "manifest.csv", *on_cpu[0], env=on_cpu[1])
     assert again.exit_code == 0, f"nothing is left to do: {again.stderr}"
 
@@ -116,7 +116,7 @@ def test_a_server_that_lets_nobody_in_is_done_without_and_the_decision_says_so(s
     assert (refused.exit_code, "--mps auto allows that" in refused.stderr) == (3, True), refused.stderr
     done = machine.run(30, 2, FAKE_MPS="busy")
     assert (done.exit_code, ("done", 30) in site.rows(STATES)) == (0, True), done.stderr
-    assert {used for used, why in machine.said() if "a worker runs without it: 3 starts gave no result" in why} == {0.0}
+    assert any(code == "mps.given_up" and "3 starts gave no result" in why for code, why in machine.said())
 
 
 def test_workers_that_do_not_reach_the_daemon_are_recorded_and_with_mps_on_they_end_the_task(site, machine):
@@ -127,8 +127,8 @@ def test_workers_that_do_not_reach_the_daemon_are_recorded_and_with_mps_on_they_
     assert "1 task gave up with chunks left." in said and "--mps auto allows that" in said
     done = machine.run(60, 2, FAKE_MPS="deaf")
     assert done.exit_code == 0, done.stderr
-    *_, (used, why) = machine.said()
-    assert (used, "is not connected, and runs without it" in why) == (0.0, True)
+    *_, (code, why) = machine.said()
+    assert (code, "is not connected, and runs without it" in why) == ("mps.not_connected", True)
 
 
 @pytest.fixture(params=["ours", "of the site"])
@@ -152,10 +152,12 @@ def test_an_exclusive_card_has_one_worker_unless_a_daemon_of_the_site_shares_it(
     cores = {**array_task(0, (0,)), "SLURM_CPUS_PER_TASK": "3", "CUDA_VISIBLE_DEVICES": "0"}
     done = machine.run(12, "auto", FAKE_NVML_COMPUTE_MODE="3", **cores)
     assert done.exit_code == 0, done.stderr
-    ((workers, why),) = site.rows("SELECT value, reason FROM decision WHERE kind = 'workers_per_gpu' LIMIT 1")
+    ((workers, why),) = site.rows(
+        "SELECT figures ->> 'workers', reason FROM decision WHERE code LIKE 'workers.%' LIMIT 1"
+    )
     is_shared = PIPE in machine.env
     assert (workers, "only one process may use the device" in why) == ((3, False) if is_shared else (1, True))
-    assert machine.said()[0][0] == is_shared
+    assert machine.said()[0][0] == ("mps.of_site" if is_shared else "mps.not_used")
 
 
 @pytest.mark.usefixtures("daemon")
@@ -173,13 +175,10 @@ def test_a_fault_on_an_exclusive_card_leaves_one_worker_that_finds_the_chunk(sit
 
 @pytest.mark.usefixtures("daemon")
 @pytest.mark.parametrize("daemon", ["of the site"], indirect=True)
-@pytest.mark.parametrize(
-    "mode, expected", [("listed", "is connected to its server"), ("deaf", "NVML does not list it as a client")]
-)
+@pytest.mark.parametrize("mode, expected", [("listed", "mps.connected"), ("deaf", "mps.not_listed")])
 def test_whether_a_worker_is_a_client_of_the_sites_daemon_is_asked_of_nvml(machine, mode, expected):
     assert machine.run(6, 2, FAKE_MPS=mode).exit_code == 0
-    (used, where), (_, why) = machine.said()
-    assert (used, "the workers use the daemon of this site" in where, expected in why) == (1.0, True, True)
+    assert [code for code, _ in machine.said()] == ["mps.of_site", expected]
 
 
 @pytest.mark.usefixtures("daemon")
@@ -195,8 +194,7 @@ def test_a_fault_of_one_chunk_ends_all_workers_and_only_that_chunk_is_poison(sit
     charged = "SELECT count(*) FROM attempt WHERE outcome = 'failed' AND chunk_id <> 'c007'"
     assert site.rows(charged) == [(0,)], "the others were not its fault"
     assert 1 <= site.count("attempt", "outcome = 'lost'") <= 3, "what was in progress in three workers"
-    faults = [why for _, why in machine.said() if why.startswith("a fault on the device")]
-    assert len(faults) == 1
+    assert [code for code, _ in machine.said()].count("mps.fault") == 1
 
 
 @pytest.mark.parametrize("victim", ["daemon", "server", "worker", "daemon and server"])

@@ -53,7 +53,7 @@ def test_all_that_one_task_writes_and_says_and_one_after_it_that_has_nothing_to_
         (site.folder / "audio" / "c001.wav").unlink()
         (site.folder / "audio" / "c003.wav").write_bytes(b"no audio")
         (site.folder / "loads.toml").write_text(LOADS)
-        options = ("--simulate", "loads.toml", "--max-gpus", 1, "--retries", 1, "--keep-raw")
+        options = ("--simulate", "loads.toml", "--max-gpus", 1, "--retries", 1, "--config", "run.keep_raw=true")
         options += ("--engine-arg=--burn-s=0.2",)  # so that there are readings of every kind
         words = ("run", manifest.name, "--out", "run", "--engine", "demo", *QUICK, *options, "--json", "--config")
         env = {**GRANTED, "SLURM_JOB_END_TIME": str(int(time.time()) + 3600)}

@@ -67,7 +67,7 @@ def test_debug_shows_the_traceback_and_keeps_the_exit_code(site):
 
 def test_a_bug_is_called_one_with_what_to_do_about_it(site):
     (site.folder / "lib").mkdir()
-    (site.folder / "lib" / "wave.py").write_text("raise RuntimeError('broken')\n")
+    (site.folder / "lib" / "csv.py").write_text("raise RuntimeError('broken')\n")
     env = {"PYTHONPATH": os.pathsep.join([str(site.folder / "lib"), site.environ()["PYTHONPATH"]])}
     for words, fix in (
         (("plan", "x"), "the same command with --debug:  badcjobs --debug plan …"),

@@ -21,7 +21,8 @@ from britekit.models.model_loader import load_new_model  # type: ignore[import-n
 from hawkears.core.initializer import initialize  # type: ignore[import-not-found]
 
 ROOT, REAL = Path(sys.argv[1]), "--real-size" in sys.argv
-GROUSE = [("Other", "Other"), ("Ruffed Grouse", "RUGR"), ("Speech", "Speech"), ("Spruce Grouse", "SPGR")]
+LOW = {"Other": "Other", "Ruffed Grouse": "RUGR", "Speech": "Speech", "Spruce Grouse": "SPGR"}
+GROUSE = [(name, code, "", "") for name, code in LOW.items()]  # without other names and codes
 HEARD = 12  # kinds of birds
 
 
@@ -36,16 +37,12 @@ def write_models(_url: str, folder: Path) -> None:
         for name, value in values.items():
             setattr(section, name, value)
     with (ROOT / "data" / "classes.csv").open() as table:
-        kinds = GROUSE if low else [(row["Name"], row["Code"]) for row in csv.DictReader(table)]
+        kinds = GROUSE if low else [tuple(row.values()) for row in csv.DictReader(table)]
     unwanted = (ROOT / "data" / "exclude.txt").read_text().splitlines()
-    wanted = [number for number, (name, _) in enumerate(kinds) if name not in unwanted]
-    birds = {
-        "train_class_names": [name for name, _ in kinds],
-        "train_class_codes": [code for _, code in kinds],
-        "train_class_alt_names": [""] * len(kinds),
-        "train_class_alt_codes": [None] * len(kinds),
-        "num_train_specs": 1000,
-    }
+    wanted = [number for number, (name, *_) in enumerate(kinds) if name not in unwanted]
+    birds: dict[str, object] = {"num_train_specs": 1000}
+    for field, values in zip(("names", "codes", "alt_names", "alt_codes"), zip(*kinds, strict=True), strict=True):
+        birds[f"train_class_{field}"] = list(values)
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(2 if low else 6 if REAL else 3):
         torch.manual_seed(number)

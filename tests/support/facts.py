@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rooms import store
-from rooms.model import NameGaps, Reading
+from rooms.model import NameGaps, PlaceCounts, Reading
 from rooms.report import PROBLEM, WARNING, Finding, Summary, summarize
 from rooms.store import DeviceFacts, JobFacts, StateTime, TaskFacts
 from support.task_files import START_MS
@@ -19,7 +19,7 @@ _LISTS = {
     "alert": ("alerts", store.AlertFacts), "error": ("errors", store.ErrorFacts), "gap": ("gaps", store.GapFacts),
     "decision": ("decisions", store.DecisionFacts), "foreign": ("foreign", store.ForeignProcess),
 }  # fmt: skip
-_PARTS = {"merged": store.Freshness, "cost": store.CostFacts, "recording_names": NameGaps}
+_PARTS = {"merged": store.Freshness, "cost": store.CostFacts, "recording_names": NameGaps, "places": PlaceCounts}
 
 
 def spent(busy: float, **seconds: float) -> dict[str, StateTime]:
@@ -54,7 +54,7 @@ class Lines:
     def read(self, line: str) -> Summary:
         """Return the job that a line tells."""
         facts, tasks, devices, more = None, list[TaskFacts](), list[DeviceFacts](), dict[str, Any]()
-        proof, missing, now_ms = self.proof if self.is_proved else None, self.missing, None
+        proof, missing, now_ms = self.proof if self.is_proved else store.Completeness(), self.missing, None
         for name, args, given in calls(line):
             values = moments(given)
             if name in self.tasks:
@@ -73,6 +73,7 @@ class Lines:
                 more[name] = _PARTS[name](*args, **values)
             elif name == "proof":
                 proof = replace(self.proof, **values)
+                missing = values.get("missing_indices", missing)
             elif name == "missing":
                 missing = tuple(args)
             elif name == "seen":
@@ -84,7 +85,7 @@ class Lines:
             facts = self.usual(tasks, devices)
         else:
             facts = replace(facts, tasks=tuple(tasks) or facts.tasks, devices=tuple(devices) or facts.devices)
-        return summarize(replace(facts, **more), missing, proof, now_ms)
+        return summarize(replace(facts, **more), replace(proof, missing_indices=missing), now_ms)
 
     def many(self, kind: str, number: int, **changes: Any) -> list[TaskFacts]:
         return [replace(self.tasks[kind], name=f"1_{n}", array_index=n, **changes) for n in range(number)]
@@ -159,7 +160,7 @@ JOB = JobFacts(
 )  # fmt: skip
 PROOF = store.Completeness(
     201, None, 141, 100, 1, 0, 40, 0, not_listed=60, strangers=0, missing_indices=(3,),
-    finish=("sbatch --array=0,3 …", "badcjobs run m.csv --out july"),
+    finish=("sbatch --array=0,3 …", "badcjobs run m.csv --out july"), finish_by="script",
 )  # fmt: skip
 FINDINGS = (
     Finding(

@@ -1,16 +1,17 @@
 """Stand-ins for HawkEars 2, the package in fake_hawkears_package, and for HawkEars 1's analyze.py: no models, all lies.
 
 Written from the outside of the real ones: the same names, shapes, options and files. A file that begins with ``#fake
-WORD`` makes it misbehave at that recording. The environment sets the rest, each with FAKE_HAWKEARS_ before it:
-START_S (before the device line) and S (per recording) its pace; CUDA=0 (a GPU that PyTorch cannot use), NO_TORCH=1;
-SHAPE=other|none|deaf (an inner shape that we do not know, no API, no interest in recordings); LOADS, a file that gets a
-line for each time that models are loaded, or of version 1 each file; ROOM, how many such lines fit into its memory;
-ROOM_S, how many seconds of audio times threads do; CROWD=3:WORD, an error while three are forked; EARS=loud: it hears
-what is loud. IMPORTS, a file that gets a line for each import of a slow library, which takes IMPORT_S;
+WORD`` makes it misbehave at that recording. The environment sets the rest, each with FAKE_HAWKEARS_ before it: START_S
+(before the device line) and S (per recording) its pace; CUDA=0 (a GPU that PyTorch cannot use), NO_TORCH=1;
+SHAPE=other|unplaced|none|deaf (an inner shape that we do not know, no API, no interest in recordings); LOADS, a file
+that gets a line for each time that models are loaded, or of version 1 each file; ROOM, how many such lines fit into its
+memory; ROOM_S, how many seconds of audio times threads do; CROWD=3:WORD, an error while three are forked; EARS=loud: it
+hears what is loud. IMPORTS, a file that gets a line for each import of a slow library, which takes IMPORT_S;
 UNFIT=cuda|threads: after its import a fork is not safe.
 """
 
 import argparse
+import csv
 import os
 import shlex
 import signal
@@ -129,6 +130,17 @@ def hear_loud(path: Path, window_s: float = 0.25) -> list[tuple[float, float, st
     return [(start_s, end_s, "ROPT", 0.9) for start_s, end_s in zip(edges[::2], edges[1::2], strict=True)]
 
 
+def occurs(code: str, region: str | None, date: str | None) -> bool:
+    """Decide at will: a place and a date must make a difference."""
+    if region == "CA-BC" and code in ("RUGR", "STGR"):
+        return False
+    return region is None or code != "SPGR" or "-01-" not in (date or "")
+
+
+def region_at(latitude: float | None) -> str | None:
+    return None if latitude is None else "CA-BC" if latitude < 60 else "CA-NT"
+
+
 HEADER = "filename,start_time,end_time,class_name,class_code,score\n"
 
 
@@ -136,7 +148,16 @@ def log(text: str) -> None:
     print(f"12:00:00.000 {text}", file=sys.stderr, flush=True)
 
 
-def analyze(number: int, path: Path, out: Path, threads: int, rows: list[str]) -> None:
+def read_list(path: str) -> dict[str, tuple[str | None, str | None]]:
+    """Return region and date by the name of a file; the real one wants these columns and no others."""
+    header, *rows = csv.reader(Path(path).read_text().splitlines())
+    if header != ["filename", "latitude", "longitude", "recording_date"]:
+        log(f"Error: file {path} has {len(header)} columns but 4 were expected.")
+        sys.exit(0)
+    return {name: (region_at(float(latitude) if latitude else None), date) for name, latitude, _, date in rows}
+
+
+def analyze(number: int, path: Path, out: Path, threads: int, place: tuple, rows: list[str], rare: list[str]) -> None:
     """Write the labels of a recording; an exception ends its thread, and nobody else notices."""
     log(f"Thread {number}: Analyzing {path}")
     if loads := os.environ.get("FAKE_HAWKEARS_LOADS"):
@@ -151,12 +172,13 @@ def analyze(number: int, path: Path, out: Path, threads: int, rows: list[str]) -
     labels = [f"{start:.2f}\t{end:.2f}\t{code};{score:.3f}\n" for start, end, code, score in found]
     (out / f"{path.stem}_HawkEars.txt").write_text("".join(labels))
     for start, end, code, score in found:
-        rows.append(f"{path.name},{start:.3f},{end:.3f},{NAMES.get(code, code)},{code},{score:.3f}\n")
+        row = f"{path.name},{start:.3f},{end:.3f},{NAMES.get(code, code)},{code},{score:.3f}\n"
+        (rows if occurs(code, *place) else rare).append(row)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="analyze.py")
-    for name in ("-i", "-o", "--merge", "--min_score", "--rtype", "--region", "--date"):
+    for name in ("-i", "-o", "--merge", "--min_score", "--rtype", "--region", "--date", "--filelist"):
         parser.add_argument(name)
     parser.add_argument("--threads", type=int, default=3)
     options = parser.parse_args()
@@ -170,12 +192,16 @@ def main() -> None:
     if options.region and options.region not in KNOWN_REGIONS:
         log("Error: no eBird county found matching given region")
         return
-    paths, rows = sorted(Path(options.i).iterdir()), list[str]()
+    paths, rows, rare = sorted(Path(options.i).iterdir()), list[str](), list[str]()
+    places = dict.fromkeys((path.name for path in paths), (options.region, options.date))
+    if options.filelist:
+        places = read_list(options.filelist)
+        paths = [path for path in paths if path.name in places]
     lanes = max(1, min(options.threads, len(paths)))
 
     def work(number: int) -> None:
         for path in paths[number::lanes]:
-            analyze(number + 1, path, out, options.threads, rows)
+            analyze(number + 1, path, out, options.threads, places[path.name], rows, rare)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(lanes)]
     for thread in threads:
@@ -183,4 +209,6 @@ def main() -> None:
     for thread in threads:
         thread.join()
     (out / "HawkEars_labels.csv").write_text(HEADER + "".join(sorted(rows)))
+    if rare:
+        (out / "HawkEars_rarities.csv").write_text(HEADER + "".join(sorted(rare)))
     log("Elapsed time = 0m 1s")

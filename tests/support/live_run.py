@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import wsproto
 from support.badcjobs_program import KEPT, Program
 from support.synthetic_job import DEVICES, EVEN_CHUNKS, write_tasks
 from support.task_files import START_MS
@@ -92,19 +93,15 @@ class LiveServer(Program):
         self._client.cookies.clear()
         return self._client.get(self.url + path, **more)
 
-    def events(self, last_id: str | None = None, timeout_s: float = 60) -> Iterator[tuple[str, str, Any]]:
-        """Yield id, name and data of one event after the other."""
-        headers = {} if last_id is None else {"Last-Event-ID": last_id}
-        event: dict[str, str] = {}
-        with self._client.stream("GET", self.url + "/api/events", headers=headers, timeout=timeout_s) as answer:
-            assert answer.status_code == 200
-            for line in answer.iter_lines():
-                if line:
-                    name, _, value = line.partition(": ")
-                    event[name] = value
-                elif "event" in event:
-                    yield event.get("id", ""), event["event"], json.loads(event["data"])
-                    event = {}
+    def events(self, last_id: str = "", timeout_s: float = 60) -> Iterator[tuple[str | None, str, Any]]:
+        """Yield id, name and data of one message after the other."""
+        with socket.create_connection(("127.0.0.1", self.ready["port"]), timeout=timeout_s) as wire:
+            messages = websocket(wire, f"/ws?last_event_id={last_id}")
+            assert next(messages) == 101
+            for message in messages:
+                if not isinstance(message, dict):
+                    return
+                yield message["id"], message["event"], message["data"]
 
     def end(self, signum: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and return the exit code."""
@@ -120,6 +117,27 @@ class LiveServer(Program):
             self.end()
 
 
+def websocket(wire: socket.socket, path: str = "/ws", **headers: str) -> Iterator[Any]:
+    """Open a WebSocket and yield what the server says: the status of its answer, then each message."""
+    line, text = wsproto.WSConnection(wsproto.ConnectionType.CLIENT), ""
+    extra = [(name.encode(), value.encode()) for name, value in headers.items()]
+    wire.sendall(line.send(wsproto.events.Request(host="localhost", target=path, extra_headers=extra)))
+    while data := wire.recv(65536):
+        line.receive_data(data)
+        for event in line.events():
+            if isinstance(event, wsproto.events.TextMessage):
+                text += event.data
+                if event.message_finished:
+                    yield json.loads(text)
+                    text = ""
+            elif isinstance(event, wsproto.events.Ping):
+                wire.sendall(line.send(event.response()))
+            else:
+                yield (
+                    101 if isinstance(event, wsproto.events.AcceptConnection) else getattr(event, "status_code", event)
+                )
+
+
 @contextmanager
 def prometheus(folder: Path, target: str) -> Iterator[Callable[[str], dict[str, str]]]:
     """Scrape a server five times a second; give a function that returns the value of each series of a query."""
@@ -132,8 +150,8 @@ def prometheus(folder: Path, target: str) -> Iterator[Callable[[str], dict[str, 
     process = subprocess.Popen(["prometheus", *places], stderr=subprocess.DEVNULL)
 
     def ask(query: str) -> dict[str, str]:
-        with suppress(httpx.TransportError):  # it has not started
-            answer = httpx.get(f"http://{here}/api/v1/query", params={"query": query}).json()
+        with suppress(httpx.HTTPError):  # it has not started, or reads its own files first
+            answer = httpx.get(f"http://{here}/api/v1/query", params={"query": query}).raise_for_status().json()
             return {str(one["metric"]): one["value"][1] for one in answer["data"]["result"]}
         return {}
 

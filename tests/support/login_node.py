@@ -24,8 +24,7 @@ until_waited_for() {
     for _ in $(seq 400); do grep -q -- "->.*:$inode " /proc/locks && break; sleep 0.05; done
 }
 has_late() { [ ! -e $(dirname $0)/sbatch.late ] || has_it; }
-queued() { for one; do set -- $one; echo "${1%_*}|$2|$3|$PWD|${script:-/somebody/elses.sh}"; done; }
-by_hand() { script=by-hand.sbatch; queued "$@"; }
+queued() { for one; do set -- $one; echo "${1%_*}|$2|$3"; done; }
 at_first() { [ ! -e $0.seen ] && touch $0.seen && says "$@"; }
 hit() { kill -$1 $PPID; sleep 0.1; }
 two_nodes() { node gpu1 mixed 1; node gpu2 idle 0; }
@@ -37,7 +36,7 @@ case "$*" in *--parsable*) echo "$3" > $(dirname $0)/squeue.merge; eval "${TEST_
 echo "$1" > $(dirname $0)/squeue.script
 eval "$TEST_SBATCH"
 """
-SQUEUE = 'case "$*" in *%Z*) eval "$TEST_QUEUE" ;; *%o*) eval "$TEST_SCRIPTS" ;; *) eval "$TEST_STATES" ;; esac'
+SQUEUE = 'case "$*" in *%r*) eval "$TEST_QUEUE" ;; *%o*) eval "$TEST_SCRIPTS" ;; *) eval "$TEST_STATES" ;; esac'
 SINFO = '[ -z "$SINFO_FORMAT" ] || exit 3; echo "sinfo $*" >> $(dirname $0)/sbatch.called; eval "$TEST_SINFO"'
 USUAL = {"SBATCH": "takes", "SCRIPTS": "silent", "STATES": "says '4821_0 PENDING 0 Resources'", "SACCT": "exit 1",
          "QUEUE": "silent"}  # fmt: skip

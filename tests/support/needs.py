@@ -3,6 +3,8 @@
 This is the only list. ``--require=all``, which ``.ci/run`` passes, means all of it but ``MAY_BE_MISSING``.
 """
 
+import os
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -39,3 +41,11 @@ def missing(name: str, reason: str) -> NoReturn:
     if name in required:
         pytest.fail(f"--require {name}: {reason}")
     pytest.skip(reason)
+
+
+def find_hawkears() -> tuple[Path, Path]:
+    """Return the program of the real HawkEars and the folder with its models."""
+    program, root = (os.environ.get(f"BADCJOBS_TEST_HAWKEARS{end}") for end in ("", "_ROOT"))
+    if not (program and root):
+        missing("hawkears", "no real HawkEars: BADCJOBS_TEST_HAWKEARS and BADCJOBS_TEST_HAWKEARS_ROOT are not set")
+    return Path(program), Path(root)

@@ -10,6 +10,8 @@ m.csv: rows                     the same below the header of a manifest; "9 × c
 import os
 import re
 import socket
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,3 +79,13 @@ def _unescape(text: str) -> str:
 def _repeat(line: str) -> list[str]:
     many, times, one = line.partition(" × ")
     return [one.replace("#", str(number)) for number in range(int(many))] if times else [line]
+
+
+def write_regions(root: Path, areas: list[tuple[object, ...]]) -> None:
+    """Make HawkEars' table of places: code, whether it is a county, and its bounds."""
+    (root / "data").mkdir()
+    with closing(sqlite3.connect(root / "data" / "locations.db")) as database:
+        columns = "Code, Selectable, MinLatitude, MaxLatitude, MinLongitude, MaxLongitude"
+        database.execute(f"CREATE TABLE AdministrativeArea ({columns})")
+        database.executemany("INSERT INTO AdministrativeArea VALUES (?, ?, ?, ?, ?, ?)", areas)
+        database.commit()

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rooms import model
-from rooms.model import Chunk, Reading, TaskKey
+from rooms.model import Chunk, Code, Decision, Reading, TaskKey
 from rooms.store import TaskWriter, publish
 from rooms.telemetry import AlertBook, Followed, TelemetryWriter
 from support.task_files import IN_MEMORY, START_MS
@@ -96,7 +96,7 @@ class Story:
     on_cpu: bool = False  # the engine does not use the device it was given
     telemetry: bool = True
     tick_s: float = 10.0  # between two samples; the recorder's is 1 s, and 15 s may still be joined
-    decisions: Sequence[tuple[str, str | None, float, str]] = ()
+    decisions: Sequence[tuple[str, str | None, Mapping[str, object]]] = ()  # code, subject, figures
     settings: Mapping[str, object] = field(default_factory=dict)
     species: Sequence[tuple[str, str]] = ()  # that are heard, the first ones most often
     seed: int = 1
@@ -296,8 +296,8 @@ class _Task:
                 writer.worker_ended(worker, exit_code=0, at_ms=self.at(life.end_s))
         for reading, at_ms in self._usage():
             writer.add_usage(reading, at_ms)
-        for kind, subject, value, reason in story.decisions:
-            writer.add_decision(kind, subject, value, reason, self.at(60))
+        for code, subject, figures in story.decisions:
+            writer.add_decision(Decision.of(Code(code), subject, **figures), self.at(60))
         if story.killed_s is None and story.under_way_s is None:
             verdict = "stopped" if story.stopped_s else "failed" if story.hopeless else "done"
             writer.update_task(ended_at_ms=self.at(play.end_s), exit_code=0, verdict=verdict)

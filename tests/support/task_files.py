@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rooms.model import Allocation, Chunk, ChunkResult, Detection, Device, HostReading, Reading, TaskKey
+from rooms.model import Allocation, Chunk, ChunkResult, Detection, Device, HostReading, Reading, RecordingName, TaskKey
 from rooms.root import SystemClock
 from rooms.store import MergeOrder, MergeOutcome, TaskWriter, merge, publish
 from rooms.telemetry import TelemetryWriter
@@ -97,6 +97,7 @@ class TaskFile:
     telemetry: bool = True
     engine: str = "demo"
     settings: str | None = None  # as JSON
+    names: Mapping[str, RecordingName] = field(default_factory=dict)  # of chunks that are recordings of their own
     shard: tuple[int, int] | None = None  # which part of the source, of how many; None: it does not say
 
     @property
@@ -125,7 +126,8 @@ class TaskFile:
         writer.update_task(devices=self.devices, workers=self.devices, engine=self.engine)
         if self.settings is not None:
             writer.write_meta({"settings": self.settings})
-        writer.fill([make_chunk(name) for name in self.states], lambda rows: None)
+        name_of = (lambda chunk: self.names[chunk.recording_id]) if self.names else None
+        writer.fill(map(self._chunk, self.states), lambda rows: None, name_of)
         if self.shard is not None:
             writer.update_task(shard_index=self.shard[0], shard_count=self.shard[1])
         worker_id = writer.worker_started(device_id=device_id, pid=7, engine="demo", at_ms=self.started_at_ms)
@@ -138,12 +140,15 @@ class TaskFile:
         if self.ended_at_ms is not None:
             writer.update_task(ended_at_ms=self.ended_at_ms, exit_code=0, verdict=self.verdict)
 
+    def _chunk(self, name: str) -> Chunk:
+        return make_chunk(name, name if name in self.names else "rec")
+
     def _result(self, name: str, state: str) -> ChunkResult:
         times = (self.chunk_ended_at_ms - 1000, self.chunk_ended_at_ms)
         if state == "done":
             heard = tuple(Detection(100, 600, label, 0.9, f"{label} sound") for label in self.labels)
-            return ChunkResult(make_chunk(name), *times, heard, audio_s=30.0)
-        return ChunkResult(make_chunk(name), *times, error_class="bad_audio", error=f"{name}: no luck")
+            return ChunkResult(self._chunk(name), *times, heard, audio_s=30.0)
+        return ChunkResult(self._chunk(name), *times, error_class="bad_audio", error=f"{name}: no luck")
 
     def _write_telemetry(self, telemetry: TelemetryWriter, device_ids: list[int]) -> None:
         readings = [(device_id, self.reading) for device_id in device_ids]

@@ -43,12 +43,12 @@ function drawChart(svg, values, top) {
 }
 
 const CHARTS = [
-  { name: "utilization", of: "utilization_percent", top: () => 100, big: true, words: (v) => whole(v, " %") },
+  { name: "utilization", of: "utilization_percent", top: () => 100, big: true, words: shareWords },
   { name: "memory", of: "memory_used_bytes", top: (d, most) => d.memory_total_bytes || most,
-    words: (v, d) => (known(v) ? `${gib(v)}${known(d.memory_total_bytes) ? ` / ${whole(d.memory_total_bytes / 2 ** 30)}` : ""} GiB` : UNKNOWN) },
-  { name: "temperature", of: "temperature_c", top: (d, most) => Math.max(100, most), words: (v) => whole(v, " °C") },
+    words: (v, d) => (known(v) && known(d.memory_total_bytes) ? `${fixed(v / GIB, 1)}/${fixed(d.memory_total_bytes / GIB, 1)} GiB` : memory(v)) },
+  { name: "temperature", of: "temperature_c", top: (d, most) => Math.max(100, most), words: temperature },
   { name: "power", of: "power_w", top: (d, most) => d.power_limit_w || most,
-    words: (v, d) => (known(v) ? whole(v) + (known(d.power_limit_w) ? ` / ${whole(d.power_limit_w)} W` : " W") : UNKNOWN) },
+    words: (v, d) => (known(v) && known(d.power_limit_w) ? `${fixed(v, 0)}/${fixed(d.power_limit_w, 0)} W` : power(v)) },
 ];
 
 const MORE = [["sm_activity_percent", "SM activity"], ["sm_occupancy_percent", "SM occupancy"], ["encoder_percent", "encoder"], ["decoder_percent", "decoder"], ["fan_percent", "fan"]];
@@ -80,7 +80,7 @@ function updateRow(row, chart, device, trail) {
   row.classList.toggle("bare", !readings.length);
   drawChart(svg, values, chart.top(device, most));
   svg.setAttribute("aria-label", readings.length
-    ? `${chart.name}, ${device.alive ? "last " : ""}${span((trail.step_ms * values.length) / 1000)}: from ${chart.words(Math.min(...readings), {})} to ${chart.words(Math.max(...readings), {})}`
+    ? `${chart.name}, ${device.alive ? "last " : ""}${duration((trail.step_ms * values.length) / 1000)}: from ${chart.words(Math.min(...readings), {})} to ${chart.words(Math.max(...readings), {})}`
     : `${chart.name}: no readings`);
   setText(name, chart.big && device.load ? `${chart.name}, ${device.load}` : chart.name);
   setText(value, valueOf(chart, device));
@@ -131,7 +131,7 @@ const ORDERS = {
   full: (a, b) => orElse(b.memory_percent, -1) - orElse(a.memory_percent, -1),
 };
 
-// Events do not contain the charts of ended tasks; they are requested for the visible devices, task by task.
+// Messages do not contain the charts of ended tasks; they are requested for the visible devices, task by task.
 const trails = new Map(), requested = new Set();
 
 function trailOf(device) {
@@ -178,13 +178,13 @@ function updateCard(card, device) {
   trouble.hidden = !device.trouble;
   setText(trouble, device.trouble || "");
   CHARTS.forEach((chart, i) => updateRow(rows.children[i], chart, device, trail));
-  const more = MORE.filter(([of]) => device.alive && known(device.reading[of])).map(([of, name]) => `${name} ${whole(device.reading[of], " %")}`);
+  const more = MORE.filter(([of]) => device.alive && known(device.reading[of])).map(([of, name]) => `${name} ${shareWords(device.reading[of])}`);
   setText(now.children[2], more.join(", "));
   now.children[0].hidden = now.children[1].hidden = !device.task;
   const chunks = device.chunks || [];
   setText(now.children[0], chunks.length ? chunks[0] + (chunks.length > 1 ? ` and ${chunks.length - 1} more` : "") : device.alive ? "no chunk in progress" : Object.values(shownOf(device)).every((value) => !known(value)) ? "no readings" : device.means ? "means over the task" : "last readings");
   now.children[0].title = chunks.join("\n");
-  setText(now.children[1], known(device.rate) ? `${whole(device.chunks_done)} chunk${device.chunks_done === 1 ? "" : "s"} done, ${rate(device.rate)} real time` : "");
+  setText(now.children[1], known(device.rate) ? `${count(device.chunks_done, "chunk")} done, ${speed(device.rate)} real time` : "");
   updateProcesses(processes, device.processes);
 }
 
@@ -192,7 +192,7 @@ function drawAges() {
   const nowMs = seen.atMs + Date.now() - receivedAt;
   for (const card of $("cards").children) {
     const device = card.device, shown = device && device.alive && known(device.read_at_ms);
-    setText(card.querySelector(".age"), shown ? `read ${span((nowMs - device.read_at_ms) / 1000)} ago` : "");
+    setText(card.querySelector(".age"), shown ? `read ${duration(Math.max(0, nowMs - device.read_at_ms) / 1000)} ago` : "");
   }
 }
 
@@ -204,7 +204,7 @@ function updateProcesses(list, processes) {
     return item;
   }, (item, p) => {
     setText(item.children[0], `${p.program || "process"} ${p.pid}${p.user ? ` (${p.user})` : ""}`);
-    setText(item.children[1], known(p.memory_used_bytes) ? `${gib(p.memory_used_bytes)} GiB` : "");
+    setText(item.children[1], known(p.memory_used_bytes) ? memory(p.memory_used_bytes) : "");
   });
 }
 
@@ -246,7 +246,7 @@ function drawWall(devices) {
     if (square.device === d) return;
     square.device = d;
     square.className = GRADES[grade];
-    square.title = `${deviceName(d)} on ${d.node}${d.task ? `, task ${taskLabel(d.task)}` : ""}: ${known(busy) ? `${whole(busy, " %")} utilization${d.means ? " on average" : ""} (${grade})` : grade}, ${known(d.read_at_ms) ? `read ${dayAndTime(d.read_at_ms)}` : "never read"}`;
+    square.title = `${deviceName(d)} on ${d.node}${d.task ? `, task ${taskLabel(d.task)}` : ""}: ${known(busy) ? `${shareWords(busy)} utilization${d.means ? " on average" : ""} (${grade})` : grade}, ${known(d.read_at_ms) ? `read ${dayAndTime(d.read_at_ms)}` : "never read"}`;
   });
   sync(words, Object.entries(GRADES), ([grade]) => grade, ([, look]) => {
     const item = make("span");

@@ -1,4 +1,4 @@
-// The live page: receives /api/events and draws the page. The other scripts are loaded before this one.
+// The live page: receives messages from /ws and draws the page. The other scripts are loaded before this one.
 "use strict";
 
 // --- the header ----------------------------------------------------------------------------------------------------
@@ -8,7 +8,7 @@ function drawHeader() {
   setText($("title"), name);
   $("title").title = seen.title;
   const share = known(total.share) ? 100 * total.share : null;
-  const percent = `${known(total.parts) ? "about " : ""}${Math.floor((share * total.done) / (total.settled || 1))} %`; // failed is not done
+  const percent = `${known(total.parts) ? "about " : ""}${progress((total.share * total.done) / (total.settled || 1))}`; // failed is not done
   document.title = `${known(share) ? `${percent} · ` : ""}${name} – badcjobs`;
   $("progress").hidden = !known(share);
   if (known(share)) {
@@ -18,7 +18,7 @@ function drawHeader() {
     $("progress").setAttribute("aria-valuenow", share.toFixed(1));
     const parts = [(seen.verdict || {}).cost].filter(Boolean);
     if (total.failed) parts.push("hatched: failed");
-    if (known(total.ends_at_ms)) parts.push(`done in about ${span((total.ends_at_ms - seen.atMs) / 1000)}, ${moment(total.ends_at_ms)}`);
+    if (known(total.ends_at_ms)) parts.push(`done in about ${duration(Math.max(0, total.ends_at_ms - seen.atMs) / 1000)}, ${moment(total.ends_at_ms)}`);
     if (known(total.ended_at_ms)) parts.push(`ended ${moment(total.ended_at_ms)}`);
     $("progress-words").replaceChildren(make("b", "", percent), ` · ${parts.join(" · ")}`);
   }
@@ -34,15 +34,16 @@ function drawTiles() {
   const total = seen.total, states = total.states || {}, tiles = [];
   if (seen.ofRun) {
     const tasks = `of ${whole(seen.tasks.size)}`;
-    tiles.push(["audio done", hours(total.audio_done_s)]);
-    if (known(total.rate)) tiles.push(["× real time now", rate(total.rate).slice(0, -2)]);
-    else if (known(total.speed)) tiles.push(["× real time, while tasks ran", rate(total.speed).slice(0, -2)]);
+    const [audio, unit] = audioTime(total.audio_done_s).split(" ");
+    tiles.push([total.with_overlaps ? "audio done, with overlaps" : "audio done", audio, unit]);
+    if (known(total.rate)) tiles.push(["× real time now", number(total.rate)]);
+    else if (known(total.speed)) tiles.push(["× real time, while tasks ran", number(total.speed)]);
     // Without running devices, show the number of tasks in every state instead.
     const shown = total.devices ? ["running"] : STATES.filter((state) => states[state]);
     for (const state of shown) tiles.push([`tasks ${state}`, whole(states[state] || 0), tasks]);
   }
-  if (!seen.ofRun || total.devices) tiles.push([seen.ofRun ? "active devices" : "devices", whole(total.devices)], ["utilization, mean", whole(total.utilization_percent, " %"), total.load],
-    ["power", known(total.power_w) ? (total.power_w >= 1e4 ? (total.power_w / 1000).toFixed(1) + " kW" : whole(total.power_w, " W")) : UNKNOWN]);
+  if (!seen.ofRun || total.devices) tiles.push([seen.ofRun ? "active devices" : "devices", whole(total.devices)], ["utilization, mean", shareWords(total.utilization_percent), total.load],
+    ["power", power(total.power_w)]);
   sync($("tiles"), tiles, ([word]) => word, ([word]) => {
     const tile = make("div");
     tile.append(make("dt", "", word), make("dd"));
@@ -103,25 +104,29 @@ function drawSoon() {
 
 // --- the connection --------------------------------------------------------------------------------------------------
 
-let stream = null, receivedAt = 0, trouble = null, why = null;
+let socket = null, lastId = "", receivedAt = 0, trouble = null, why = null;
+const isOpen = () => socket && socket.readyState === WebSocket.OPEN;
 
 function showLink() {
   const quiet = Date.now() - receivedAt > QUIET_MS;
   let state = "live", words = seen.total.ended_at_ms ? "the run has ended" : "live";
-  if (!seen.atMs) [state, words] = ["connecting", why || trouble || (stream && stream.readyState === EventSource.OPEN ? "reading" : "connecting")];
+  if (!seen.atMs) [state, words] = ["connecting", why || trouble || (isOpen() ? "reading" : "connecting")];
   else if (trouble) [state, words] = ["stale", `stale since ${clockTime(seen.atMs)}: ${trouble}`];
   else if (quiet) [state, words] = ["stale", `stale since ${clockTime(receivedAt)}`];
-  else if (!stream || stream.readyState !== EventSource.OPEN) [state, words] = ["reconnecting", why || "reconnecting"];
+  else if (!isOpen()) [state, words] = ["reconnecting", why || "reconnecting"];
   if (document.body.dataset.state !== state) document.body.dataset.state = state;
   setText($("link-words"), words);
   drawAges();
 }
 
-function receive(event, take) {
-  const data = JSON.parse(event.data, plain);
+function receive(message) {
+  const { event, id, data } = JSON.parse(message.data, plain);
   receivedAt = Date.now();
   why = null;
-  take(data);
+  if (id) lastId = id;
+  if (event === "snapshot") takeAll(data);
+  else if (event === "change") takeChange(data);
+  else takeBeat(data);
   showLink();
 }
 
@@ -153,15 +158,16 @@ function takeBeat(data) {
   if (known(data.at_ms)) seen.atMs = data.at_ms;
 }
 
+// After a reconnect, the server sends only what the page has missed.
 function connect() {
-  stream = new EventSource("api/events");
-  stream.addEventListener("snapshot", (event) => receive(event, takeAll));
-  stream.addEventListener("change", (event) => receive(event, takeChange));
-  stream.addEventListener("beat", (event) => receive(event, takeBeat));
-  stream.addEventListener("open", showLink);
-  stream.addEventListener("error", () => {
-    // The browser reconnects by itself unless the server refused the connection.
-    if (stream.readyState === EventSource.CLOSED) setTimeout(reconnect, AGAIN_MS);
+  const url = new URL("ws", location.href);
+  url.protocol = url.protocol.replace("http", "ws");
+  url.search = lastId && `?last_event_id=${encodeURIComponent(lastId)}`;
+  socket = new WebSocket(url);
+  socket.addEventListener("open", showLink);
+  socket.addEventListener("message", receive);
+  socket.addEventListener("close", () => {
+    setTimeout(reconnect, AGAIN_MS);
     showLink();
   });
 }

@@ -12,9 +12,9 @@ const COLUMNS = [
   { name: "done", of: (t) => listed(t, t.done + t.before), words: (t) => whole(listed(t, t.done + t.before)) },
   { name: "failed", of: (t) => listed(t, t.failed), words: (t) => whole(listed(t, t.failed)) },
   { name: "left", of: (t) => listed(t, t.pending), words: (t) => whole(listed(t, t.pending)) },
-  { name: "rate", of: (t) => t.rate, words: (t) => rate(t.rate) },
+  { name: "rate", of: (t) => t.rate, words: (t) => speed(t.rate) },
   { name: "ends", of: (t) => t.ends_at_ms, words: (t) => moment(t.ends_at_ms) },
-  { name: "CPU", of: (t) => (t.ended_at_ms ? null : t.cpu_percent), words: (t) => (t.ended_at_ms ? UNKNOWN : whole(t.cpu_percent, " %")) },
+  { name: "CPU", of: (t) => (t.ended_at_ms ? null : t.cpu_percent), words: (t) => (t.ended_at_ms ? UNKNOWN : shareWords(t.cpu_percent)) },
   { name: "last seen", of: (t) => t.heard_at_ms, words: (t) => moment(t.heard_at_ms) },
   { name: "working on", text: true, of: (t) => t.working_on[0], words: (t) => t.working_on.join(", ") },
 ];
@@ -83,7 +83,7 @@ function updateTask(row, task) {
       const [done, failed] = cell.firstChild.children, all = task.chunks || 1;
       done.style.width = `${(100 * (task.settled - task.failed)) / all}%`;
       failed.style.width = `${(100 * task.failed) / all}%`;
-      setText(cell.lastChild, task.chunks ? `${Math.floor((100 * task.settled) / task.chunks)} %` : UNKNOWN);
+      setText(cell.lastChild, task.chunks ? progress(task.settled / task.chunks) : UNKNOWN);
     } else {
       setText(cell, column.words(task));
       if (column.text) cell.title = column.words(task);
@@ -132,7 +132,7 @@ async function openDetails(name) {
     ["name", task.name], ["node", task.node || UNKNOWN], ["engine", task.engine || UNKNOWN],
     ["devices", whole(task.devices)], ["workers", whole(task.workers)],
     ["chunks", `${whole(task.settled)} of ${whole(task.chunks)}, ${whole(task.failed)} failed, ${whole(task.before)} done in earlier attempts`],
-    ["audio", hours(task.audio_done_s)], ["speed", rate(task.rate) + " real time"],
+    ["audio", audioTime(task.audio_done_s)], ["speed", `${speed(task.rate)} real time`],
     ["started", moment(task.started_at_ms)], ["ended", moment(task.ended_at_ms)], ["expected end", moment(task.ends_at_ms)],
     ["last seen", moment(task.heard_at_ms)], ["working on", task.working_on.join(", ") || UNKNOWN],
   ];

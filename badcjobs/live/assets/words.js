@@ -1,7 +1,7 @@
 // The live page: its data, number formats, and helpers for elements. Texts are set as text, never as HTML.
 "use strict";
 
-const FEW_ALERTS = 3, FEW_CARDS = 12, MORE_CARDS = 48, MOST_ROWS = 50, QUIET_MS = 25000, AGAIN_MS = 5000, DRAW_MS = 250;
+const FEW_ALERTS = 3, FEW_CARDS = 12, MORE_CARDS = 48, MOST_ROWS = 50, QUIET_MS = 25000, AGAIN_MS = 2000, DRAW_MS = 250;
 const UNKNOWN = "–";
 const STATES = ["killed", "failed", "silent", "stopped", "unbegun", "running", "waiting", "done"];
 const $ = (id) => document.getElementById(id);
@@ -14,43 +14,68 @@ const CONTROL = /(?!\n)[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu;
 const plain = (_key, value) =>
   typeof value === "string" ? value.replace(CONTROL, (sign) => `\\u${sign.codePointAt(0).toString(16).padStart(4, "0")}`) : value;
 
-// --- formats -----------------------------------------------------------------------------------------------------------
+// --- numbers, written as badcjobs/words.py writes them ---------------------------------------------------------------
 
+const GIB = 2 ** 30, MIB = 2 ** 20, SMALLEST = 0.0001, MANY_W = 10000;
 const known = (value) => value !== null && value !== undefined;
-const whole = (value, unit = "") => (known(value) ? Math.round(value).toLocaleString("en") + unit : UNKNOWN);
-const gib = (value) => (known(value) ? (value / 2 ** 30).toFixed(1) : UNKNOWN);
-const clockTime = (ms) => new Date(ms).toLocaleTimeString("en", { hourCycle: "h23", hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const twoDigits = (value) => String(value).padStart(2, "0");
+const fixed = (value, digits) =>
+  value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+const whole = (value) => (known(value) ? fixed(value, 0) : UNKNOWN);
 
-function dayAndTime(ms) {
-  const at = new Date(ms), today = at.toDateString() === new Date().toDateString();
-  return `${today ? "" : `${at.toLocaleDateString("en-GB", { day: "numeric", month: "short" })} `}${clockTime(ms)}`;
-}
-
-function rate(value) {
+function number(value, digits = 1) {
   if (!known(value)) return UNKNOWN;
-  return (value >= 10 ? Math.round(value).toLocaleString("en") : value.toFixed(1)) + " ×";
+  if (value === 0 || Math.abs(value) >= 10 ** -digits) return fixed(value, digits);
+  if (Math.abs(value) < SMALLEST) return `under ${SMALLEST}`;
+  return String(Number(value.toPrecision(2)));
 }
 
-function span(seconds) {
+const count = (many, one) => (many === 1 ? `1 ${one}` : `${fixed(many, 0)} ${one}s`);
+
+function duration(seconds) {
   if (!known(seconds)) return UNKNOWN;
-  const s = Math.max(0, Math.round(seconds));
-  if (s < 60) return `${s} s`;
-  if (s < 3600) return `${Math.floor(s / 60)} min`;
-  if (s < 48 * 3600) return `${Math.floor(s / 3600)} h ${String(Math.floor(s / 60) % 60).padStart(2, "0")} min`;
-  return `${Math.floor(s / 86400)} d ${Math.floor(s / 3600) % 24} h`;
+  if (seconds < 59.95) return `${fixed(seconds, 1)} s`;
+  const wholeS = Math.floor(seconds + 0.5);
+  if (wholeS < 3600) return `${Math.floor(wholeS / 60)} min ${twoDigits(wholeS % 60)} s`;
+  const minutes = Math.floor((wholeS + 30) / 60);
+  return `${fixed(Math.floor(minutes / 60), 0)} h ${twoDigits(minutes % 60)} min`;
 }
+
+function shareWords(percent) {
+  if (!known(percent)) return UNKNOWN;
+  return percent > 0 && percent < 0.5 ? "<1 %" : `${fixed(percent, 0)} %`;
+}
+
+function progress(share) {
+  const percent = Math.min(100, Math.floor(100 * share + 1e-9));
+  return share > 0 && percent === 0 ? "<1 %" : `${percent} %`;
+}
+
+function memory(bytes) {
+  if (!known(bytes)) return UNKNOWN;
+  return bytes >= GIB ? `${fixed(bytes / GIB, 1)} GiB` : `${fixed(bytes / MIB, 0)} MiB`;
+}
+
+function power(watts) {
+  if (!known(watts)) return UNKNOWN;
+  return watts >= MANY_W ? `${fixed(watts / 1000, 1)} kW` : `${fixed(watts, 0)} W`;
+}
+
+const speed = (timesRealTime) => (known(timesRealTime) ? `${number(timesRealTime)} ×` : UNKNOWN);
+const temperature = (celsius) => (known(celsius) ? `${fixed(celsius, 0)} °C` : UNKNOWN);
+const audioTime = (seconds) => `${number(seconds / 3600, 2)} hours`;
+
+// --- times, on the reader's clock --------------------------------------------------------------------------------------
+
+const clockTime = (ms) => new Date(ms).toLocaleTimeString("en", { hourCycle: "h23", hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const isToday = (ms) => new Date(ms).toDateString() === new Date().toDateString();
+const day = (ms) => new Date(ms).toLocaleDateString("en-GB", { day: "numeric", month: "short" });
+const dayAndTime = (ms) => (isToday(ms) ? clockTime(ms) : `${day(ms)} ${clockTime(ms)}`);
 
 function moment(ms) {
   if (!known(ms)) return UNKNOWN;
-  const at = new Date(ms), time = at.toLocaleTimeString("en", { hourCycle: "h23", hour: "2-digit", minute: "2-digit" });
-  if (at.toDateString() === new Date().toDateString()) return time;
-  return `${at.toLocaleDateString("en-GB", { day: "numeric", month: "short" })} ${time}`;
-}
-
-function hours(seconds) {
-  const value = (seconds || 0) / 3600;
-  if (value > 0 && value < 1) return value < 1 / 60 ? `${Math.round(seconds)} s` : `${(seconds / 60).toFixed(1)} min`;
-  return (value >= 100 ? Math.round(value).toLocaleString("en") : value.toFixed(1)) + " h";
+  const time = clockTime(ms).slice(0, 5);
+  return isToday(ms) ? time : `${day(ms)} ${time}`;
 }
 
 // --- elements -----------------------------------------------------------------------------------------------------

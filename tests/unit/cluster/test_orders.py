@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rooms.cli import complete
 from rooms.cluster import (
     ArrayPlan,
     make_order,
@@ -15,12 +14,13 @@ from rooms.cluster import (
     parse_limit,
     parse_minutes,
     parse_signal,
-    read_source,
     suggest_range,
+    survey_source,
 )
 from rooms.model import ArrayShape, Submitted
+from rooms.planning import complete, find_site
 from rooms.root import BadInput, FrozenRun, Project, RunSettings, SubmitSettings
-from rooms.store import Record, asked_of, differences, submit_command, with_words, write_record
+from rooms.store import Record, asked_of, differences, submit_command, with_words
 from support.audio import make_wav
 from support.badcjobs_program import MANIFEST_HEADER
 from support.brief import page
@@ -146,8 +146,8 @@ def test_every_row_of_a_source_is_read_and_the_audio_of_at_most_some_thousand(tm
         rows = [MANIFEST_HEADER, *(f"r,c{number},a.wav,0,600,0,," for number in range(many))]
         (tmp_path / "m.csv").write_text("\n".join(rows) + "\n")
         told = []
-        found = read_source(RunSettings(source=("m.csv",)), tmp_path, told.append)
-        assert (found, told) == ((many, looked_at, None), [*range(1, many + 1)])
+        survey = survey_source(RunSettings(source=("m.csv",)), tmp_path, told.append)
+        assert (survey.chunks, survey.looked_at, told) == (many, looked_at, [*range(1, many + 1)])
 
 
 def test_tasks_that_would_have_nothing_to_do_are_counted_but_not_of_a_part_or_a_list():
@@ -189,19 +189,21 @@ def test_the_command_asks_for_the_same_order(**wishes):
     assert again == first and differences(asked_of(first), asked_of(again)) == []
 
 
-def test_cores_and_memory_are_those_of_the_workers_and_a_job_keeps_what_it_was_submitted_with(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_cores_and_memory_are_those_of_the_workers_and_a_job_keeps_what_it_was_submitted_with(tmp_path):
     project = Project.parse({"site": "sockeye", "plan": {"prefer": "fastest"}})
     wished = SubmitSettings(gpus_per_task=4, account="st-lab-1-gpu")
-    made = complete(wished, project, {})
+
+    def completed(wished=wished, submission=None, **flags):
+        environ = {"XDG_CACHE_HOME": str(tmp_path)}
+        return complete(wished, project, flags, find_site("sockeye", tmp_path), environ, tmp_path, submission)
+
+    made = completed()
     assert (made.cpus, made.mem, made.merge_account) == (24, "80G", "st-lab-1")
-    three = complete(wished, project, {"workers_per_gpu": "3", "chunk_length": 30.0})
+    three = completed(workers_per_gpu="3", chunk_length=30.0)
     assert (three.cpus, three.mem) == (12, "24G")
-    assert complete(replace(wished, mem="9G", cpus=5), project, {}).mem == "9G"
+    assert completed(replace(wished, mem="9G", cpus=5)).mem == "9G"
     for same in (replace(wished, cluster="local", account=None), SubmitSettings(gpus_per_task=0)):
-        assert complete(same, project, {}) == same
+        assert completed(same) == same
     job = Submitted("4821", None, (0,))
-    write_record(tmp_path, Record("slurm", job, (), 1, 2, {"--gpus-per-task": 1, "--cpus": 8, "--mem": "18G"}))
-    kept = complete(wished, project, {}, place=tmp_path)
+    kept = completed(submission=Record("slurm", job, (), 1, 2, {"--gpus-per-task": 1, "--cpus": 8, "--mem": "18G"}))
     assert (kept.cpus, kept.mem) == (8, "18G"), "although another request would be made now"

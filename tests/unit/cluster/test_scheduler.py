@@ -51,7 +51,9 @@ class Place:
     def run(self, *lines, options=(), **settings):
         self.said.clear()
         script = "\n".join(["#!/bin/sh", *lines, ""])
-        self.job_id, rows = cluster.run_script(script, "job.sh", options, *self.here(**settings), self.folder / "run")
+        array = cluster.new_array(script, "job.sh", options, *self.here(**settings), self.folder / "run")
+        array.use_run_folder(self.folder / "run")
+        self.job_id, rows = str(array.job.job_id), array.run()
         assert list(self.tmp.iterdir()) == [], "nothing stays in the machine's folder"
         assert not [process for process in psutil.process_iter() if self._is_ours(process)], "nobody is left"
         return rows
@@ -145,7 +147,7 @@ def test_a_device_is_lent_once_and_other_runs_of_the_machine_get_what_is_left_wh
     shared.give_back([one[0] for one in lent[:4] if one])
     assert [tokens(third.take(1)), third.take(1)] == ["1", None]
     known, world, _ = Place(tmp_path / "machine").here(devices=2)
-    pools = [cluster.open_pool(2, known, world, tmp_path) for _ in range(2)]
+    pools = [cluster.open_pool(2, known.stand_in, world, tmp_path, share=False) for _ in range(2)]
     assert [tokens(pool.take(2)) for pool in pools] == ["0,1", "0,1"], "simulated devices are not locked"
     unknown = cluster.DevicePool([Device("0", "")], lambda: DeviceLocks(tmp_path / "x", SystemClock(), ""))
     assert [tokens(unknown.take(1)), unknown.take(1)] == ["0", None], "without a lock"
@@ -239,13 +241,15 @@ def test_what_cannot_be_run_is_refused_or_fails_with_its_reason(place):
     place.environ["TMPDIR"] = str(place.tmp)
     assert list(place.tmp.iterdir()) == []
     (place.folder / "run" / "logs").mkdir(parents=True)
-    with (place.folder / "lock").open("w") as lock:
-        given = (*place.here(), place.folder / "run", lock.fileno())
-        job_id, (row,) = cluster.run_script("#!/no/such/shell\n", "x", (), *given, tell_mem=False)
-        assert (row.state, "/no/such/shell" in row.note) == ("FAILED", True)
-        again, _ = cluster.run_script("#!/bin/sh\n#SBATCH --mem=4G\n", "x", (), *given, tell_mem=False)
-    assert int(again) > int(job_id), "two jobs of the same second have different numbers"
-    assert not [line for line in place.said if "without effect" in line], "nobody has asked for it"
+    given = (*place.here(), place.folder / "run")
+    first = cluster.new_array("#!/no/such/shell\n", "x", (), *given)
+    first.use_run_folder(place.folder / "run")
+    (row,) = first.run()
+    assert (row.state, "/no/such/shell" in row.note) == ("FAILED", True)
+    second = cluster.new_array("#!/bin/sh\n#SBATCH --mem=4G\n", "x", (), *given)
+    second.run()
+    assert second.job.job_id > first.job.job_id, "two jobs of the same second have different numbers"
+    assert not [line for line in place.said if "without effect" in line], "a task knows its memory"
 
 
 def test_their_scripts_ask_for_what_was_ordered(place, pages):
@@ -269,7 +273,7 @@ def test_their_scripts_ask_for_what_was_ordered(place, pages):
     said["merge.txt"] = cluster.merge_script(order)
     said["merge-plain.txt"] = cluster.merge_script(replace(order, merge_account=None, extra_sbatch=()))
     job = Submitted("4821", "4822", order.indices)
-    said["lines.txt"] = cluster.cancel_line(job)
+    said["lines.txt"] = cluster.Slurm().cancel_line(job)
     assert [*place.folder.iterdir()] == [place.tmp], "nothing is written"
     with pytest.raises(BadInput, match="has a % in its name"):
         cluster.array_script(replace(order, out=place.folder / "100%"))

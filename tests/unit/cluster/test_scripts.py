@@ -33,15 +33,13 @@ def script(*lines):
 
 def read(text, environ=None):
     found = cluster.read_script(text, "job.sbatch", environ or {}, "/july", parse=PARSE)
-    asked = brief(cluster.read_script(text, "job.sbatch", {}, "/july").asked)
-    more = {"asked without a parser": asked} if asked != brief(found.asked) else {}
     calls = [
         {**brief(call), "is": [name for name in ("by_exec", "by_srun", "spread", "contained") if getattr(call, name)],
-         "keeper": call.keeper, "may set": [key for key in ("cpu_workers", "retries") if call.may_set(key)]}
+         "may set": [key for key in ("cpu_workers", "retries") if call.may_set(key)]}
         for call in found.calls
     ]  # fmt: skip
     known = {key: one for key, one in brief(found).items() if key not in ("name", "options", "calls")}
-    return {**known, **more, **({"calls": calls} if calls else {})}
+    return {**known, **({"calls": calls} if calls else {})}
 
 
 def options(text):
@@ -70,11 +68,9 @@ def test_options_on_the_command_line_win_and_a_script_is_known_by_its_ending(pag
     found = {}
     for wishes in (DATA / "wishes.txt").read_text().splitlines():
         options, known = cluster.submit_words(SubmitSettings(**literal(wishes))), {"SBATCH_TIMELIMIT": "60"}
-        found[wishes] = [options, cluster.read_script(WHOLE, "job.sbatch", known, options=options).asked]
+        found[wishes] = [options, cluster.read_script(WHOLE, "job.sbatch", known, "", PARSE, options).asked]
     pages({"asked.txt": page(found)})
     assert [*filter(cluster.is_job_script, ("a.sbatch", "b.sh", "c.csv", "sbatch"))] == ["a.sbatch", "b.sh"]
-    lines = ("srun -n1 x", "X=1 exec /bin/srun x", "# srun", 'echo "srun"')
-    assert [cluster.read_script(script("echo a", one), "x", {}).srun_line for one in lines] == [3, 3, None, None]
 
 
 def requested(text, *options):
@@ -116,7 +112,7 @@ def test_every_template_can_be_submitted_as_it_is_and_is_as_the_preflight_wants_
         assert max(map(len, lines)) <= 120 and 20 < len(template.about) < 110
         claims = re.findall(r"workers per GPU|GiB each|the four GPUs|The GPUs of a complete node", template.text)
         assert claims == [], "its numbers may be replaced, and its comments stay"
-        found = cluster.read_script(template.text, name, {})
+        found = cluster.read_script(template.text, name, {}, "", PARSE)
         facts = PreflightFacts(found.asked, script=found, start=found.start)
         assert found.calls and not [one for one in check_script(facts) if one.severity != "fine"], name
         assert filled(name).text == template.text, "without settings it stays as it is"

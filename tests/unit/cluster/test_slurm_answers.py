@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rooms import cluster
 from rooms.cluster import cluster_text, describe, largest_size, parse_sinfo, sum_gpus
+from rooms.devices import call_sbatch, parse_job_id
 from rooms.model import JobStates, Submitted
 from rooms.root import NotHere, RunFolder, SubmitSettings, SystemClock, Unanswered
 from rooms.store import MergeOrder, merge
@@ -15,6 +16,7 @@ from support.brief import page
 from support.hand_clock import HandClock
 from support.task_files import START_MS, TaskFile
 
+SLURM = cluster.Slurm()
 JOB = Submitted("4821", "4822", (0, 1, 2))
 DATA = Path(__file__).parents[2] / "data"
 SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1\n"
@@ -52,7 +54,7 @@ def test_states_reasons_and_exit_codes_come_from_one_answer(answers, pages, monk
     found = {}
     for name, text in STATES.items():
         asked = answers(lines(*text.splitlines()))
-        states = cluster.query_states(JOB)
+        states = SLURM.states(JOB)
         assert asked.read_text() == f"{ASKED}\n"
         ended = "ended" if cluster.has_ended(states) else "not ended"
         found[name] = [states, ended, cluster.progress_line(JOB, states, 7, 20)]
@@ -66,13 +68,13 @@ def test_states_reasons_and_exit_codes_come_from_one_answer(answers, pages, monk
     orders = itertools.permutations({0: "RUNNING", 1: "FAILED", 2: "PENDING"}.items())
     assert len({cluster.progress_line(JOB, JobStates(dict(order)), 0, 1) for order in orders}) == 1
     answers(FORGOTTEN)
-    assert cluster.query_states(JOB) == JobStates({}, None)
+    assert SLURM.states(JOB) == JobStates({}, None)
     answers("exit 7")
     with pytest.raises(Unanswered, match="squeue ended with 7"):
-        cluster.query_states(JOB)
+        SLURM.states(JOB)
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(NotHere) as refused:
-        cluster.query_states(JOB)
+        SLURM.states(JOB)
     assert (refused.value.exit_code, refused.value.fix) == (3, "run this on a login node of the cluster")
 
 
@@ -84,7 +86,7 @@ def test_a_silent_controller_is_asked_on_every_half_minute(answers, caplog, tmp_
     started_s = clock.monotonic_s()
     order = cluster.make_order(SubmitSettings(tasks=2), out=tmp_path, run_arguments=("run",))
     result = cluster.SubmitResult(JOB, cluster.ArrayPlan(order, 20, {}), found=False)
-    end = cluster.follow(result, clock, cluster.POLL_S, told.append)
+    end = cluster.follow(SLURM, result, clock, cluster.POLL_S, told.append)
     assert asked.read_text().splitlines() == [ASKED] * 8
     assert clock.monotonic_s() - started_s == 7 * 30
     assert [line.rpartition("tasks: ")[2] for line in told] == [
@@ -109,7 +111,7 @@ def test_a_followed_job_counts_published_chunks_and_remembers_every_end(answers,
     for redo_all in (False, True):
         answers(lines("4821_0 TIMEOUT 0", "4821_1 FAILED 512", "4821_2 RUNNING 0"), lines("4822 COMPLETED 0"))
         result = cluster.SubmitResult(JOB, cluster.ArrayPlan(order, 20, {}, redo_all=redo_all), found=False)
-        end = cluster.follow(result, HandClock(), cluster.POLL_S, tell)
+        end = cluster.follow(SLURM, result, HandClock(), cluster.POLL_S, tell)
         assert (end.array, end.exit_codes, end.merge) == ({0: "TIMEOUT", 1: "FAILED"}, {1: 2}, "COMPLETED")
     assert [line.partition(" of 20")[0].rpartition("] ")[2] for line in told] == ["3", "4", "2", "2"]
 
@@ -121,16 +123,16 @@ def test_an_answer_of_sbatch_is_sure_unless_it_may_have_been_lost(answers, tmp_p
     named = Path("/a b|c/logs/.submission_file_1.sh")
     answers(lines("Welcome", "7|/other.sh", f"x|{named}", f"4821|{named}"))
     assert [cluster.query_number(one) for one in (named, Path("/other"))] == ["4821", None]
-    script, found = tmp_path / "job.sh", {text: cluster.parse_job_id(text.replace("⏎", "\n")) for text in NUMBERS}
+    script, found = tmp_path / "job.sh", {text: parse_job_id(text.replace("⏎", "\n")) for text in NUMBERS}
     script.touch()
     for text in SAYS:
         asked = answers(text, name="sbatch")
-        found[text] = cluster.call_sbatch(script, "--parsable")
+        found[text] = call_sbatch(script, "--parsable")
         assert asked.read_text() == f"--parsable {script}\n"
-    found["no script"] = cluster.call_sbatch(Path("/nowhere/job.sh"))
+    found["no script"] = call_sbatch(Path("/nowhere/job.sh"))
     pages({"answers.txt": page(found)})
     answers("echo Slurm temporarily unable to accept job >&2; exec sleep 60", name="sbatch")
-    answer = cluster.call_sbatch(script, patience_s=0.6)
+    answer = call_sbatch(script, patience_s=0.6)
     assert (answer.job_id, answer.sure) == (None, False)
     assert answer.said.splitlines() == ["sbatch did not answer within 1 s", "Slurm temporarily unable to accept job"]
     waits = "sbatch has not answered yet; waiting up to 1 s: Slurm temporarily unable to accept job"
@@ -142,7 +144,7 @@ def test_the_end_of_a_task_is_told_by_squeue_accounting_or_its_last_attempt(answ
 
     def ends(codes=None, **known):
         array = {int(key.removeprefix("t")): state for key, state in known.items()}
-        found = cluster.find_ends(job, JobStates(array, None, codes or {}), run, run.path / "logs")
+        found = SLURM.ends(job, JobStates(array, None, codes or {}), run)
         assert [one.log.name for one in found] == [f"4821_{index}_0_log.out" for index in range(4)]
         return [(one.state, one.exit_code, one.worked) for one in found]
 

@@ -1,7 +1,9 @@
 """Free devices: judged by the worse of two readings, best first; locked for one holder that all users are shown."""
 
 import os
+import signal
 import stat
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from rooms.model import Device, Reading
 from rooms.root import BadcjobsError, BadInput, NotHere
 from support.filesystems import powerless_folder
 from support.hand_clock import HandClock, ScriptedReader
+from support.waiting import wait_for
 
 GIB = 2**30
 ALICE, BOB = "run of alice, pid 1234, /home/alice", "run of bob, pid 5, /home/bob"
@@ -218,6 +221,16 @@ def test_a_process_that_was_given_the_open_file_keeps_the_device_unless_it_was_r
         os.close(handed)
         assert seen(folder) is None
     assert [file.read_text() for file in folder.glob("GPU*")] == [""]
+
+
+def test_a_device_is_free_as_soon_as_its_holder_was_killed(folder):
+    if (child := os.fork()) == 0:
+        locks_of(folder).claim(CARD)
+        time.sleep(60)
+    wait_for(lambda: seen(folder) == BY_ALICE, "it is locked")
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert seen(folder) is None
 
 
 def test_all_users_can_lock_and_none_can_remove_the_locks_of_others(folder):

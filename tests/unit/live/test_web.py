@@ -119,9 +119,9 @@ WRONG = (Path(__file__).parents[2] / "data" / "wrong_questions.txt").read_text()
 def test_a_wrong_question_is_answered_with_what_would_be_right(world, pages):
     found = world.ask(*WRONG.replace("{x}", "x" * 200).splitlines()) + world.ask("/api/tasks", method="POST")
     assert found[-1].headers["allow"] == "GET, HEAD"
-    found += world.ask("/api/tasks", "/api/events", "/", method="HEAD")
+    found += world.ask("/api/tasks", "/", method="HEAD")
     headers = [f"{name}: {value}" for name, value in found[-1].headers.items() if name != "content-length"]
-    found += world.ask(*(one.path for one in live.ENDPOINTS if "{" not in one.path and one.name != "events"))
+    found += world.ask(*(one.path for one in live.ENDPOINTS if "{" not in one.path))
     said = []
     for one in found:
         what = one.json()["error"] if one.status_code >= 400 else one.headers["content-type"]
@@ -231,12 +231,11 @@ class Told:
             await self.hub.latest()
 
     async def heard(self, listener):
-        """Return id, name and data of the events that wait for a listener, and let it go."""
-        listener.put(b"")  # the end
-        texts = [bytes(one).decode() async for one in listener.body_iterator]
+        """Return id, name and data of the messages that wait for a listener, and let it go."""
+        listener.put(None)  # the end
+        messages = [json.loads(text) async for text in listener.messages()]
         self.hub.listeners.discard(listener)
-        lines = [dict(line.split(": ", 1) for line in text.strip().splitlines()) for text in texts]
-        return [(one.get("id", ""), one["event"], json.loads(one["data"])) for one in lines if "event" in one]
+        return [(one["id"] or "", one["event"], one["data"]) for one in messages]
 
     async def missed(self, last_id):
         return await self.heard(self.hub.join(last_id))
@@ -309,13 +308,18 @@ def test_a_listener_too_many_or_too_slow_is_refused_or_cut_off_and_the_end_ends_
             told.hub.join(None)
 
         async def never(message):
-            await asyncio.Event().wait()
+            if message["type"] == "websocket.send":
+                await asyncio.Event().wait()
+
+        connect = iter([{"type": "websocket.connect"}])
 
         async def receive():
+            for message in connect:
+                return message
             await cut.wait()
-            return {"type": "http.disconnect"}
+            return {"type": "websocket.disconnect"}
 
-        scope = {"type": "http", "asgi": {"spec_version": "2.0"}, "state": {"abort": cut.set}}
+        scope = {"type": "websocket", "state": {"abort": cut.set}}
         serving = asyncio.ensure_future(slow(scope, receive, never))
         await asyncio.sleep(0)
         for frames, is_cut in ((range(30), False), (range(30, 33), True)):
@@ -363,8 +367,8 @@ def test_a_disk_that_hangs_or_fails_stops_answers_but_not_the_server(world, page
                 await world.get("/api/tasks")
             world.clock.sleep(2)
             await tell(f"after {step}", "/api/tasks", "/api/health")
-        listener.put(b"")
-        events = [bytes(one).decode().strip() async for one in listener.body_iterator]
+        listener.put(None)
+        events = [text async for text in listener.messages()]
         return [*said, *(one for one in events if "beat" in one)]
 
     pages({"answers.txt": "\n".join(asyncio.run(story()))})

@@ -30,8 +30,17 @@ from rooms.planning import (
     make_plan,
     plan_text,
 )
-from rooms.report import make_bill, round_up
-from rooms.root import BadcjobsError, BadInput, PlanSettings, Project, RunSettings, SubmitSettings, SystemClock
+from rooms.report import make_bill
+from rooms.root import (
+    BadcjobsError,
+    BadInput,
+    PlanSettings,
+    Project,
+    RunSettings,
+    SubmitSettings,
+    SystemClock,
+    round_up,
+)
 from rooms.sources import WHOLE, PlannedRow, Remarks, Surveyor, open_sources, read_header
 from rooms.store import DeviceWork, JobFacts, MergeOrder, StateTime, merge
 from rooms.workers import Learned, subject_of, to_toml

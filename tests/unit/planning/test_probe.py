@@ -12,13 +12,13 @@ from rooms import planning
 from rooms.devices import Grant
 from rooms.model import FITS, NO_START, TOO_LONG, Chunk, Device, Probed, Trial
 from rooms.planning import Bounds, ProbeStep
-from rooms.root import ProbeSettings, RunSettings, SessionBroken
+from rooms.root import Launcher, ProbeSettings, RunSettings, SessionBroken, SystemClock
 from rooms.task import StopRequest
-from rooms.workers import BATCH_LOST, EXIT_CODE, OUT_OF_MEMORY, BatchOver, ProbeStore
+from rooms.workers import BATCH_LOST, EXIT_CODE, OUT_OF_MEMORY, BatchOver, EngineStart, HawkEarsEngine, ProbeStore
 from support.behaviour import page_text
 from support.brief import line
 from support.probes import GIB, KEY
-from support.supervised import ScriptedEngine, done, failed
+from support.supervised import done, failed
 
 CASES = (Path(__file__).parents[2] / "data" / "probe_cases.txt").read_text().split("=== ")[1:]
 SEARCHES, NEXT, RESULTS, SHOWN = (text.strip().splitlines()[1:] for text in CASES)
@@ -135,13 +135,14 @@ def test_short_chunks_come_often_enough_to_be_measured_and_speed_counts_from_the
 def test_models_are_searched_apart_with_their_lanes_within_the_memory_of_the_node(tmp_path, pages):
     sizes = (("V100", 16), ("V100", 32), ("V100", 16), ("A100", 40))
     cards = [Device(str(n), "", name=name, memory_total_bytes=gib * GIB) for n, (name, gib) in enumerate(sizes)]
-    engine, said = ScriptedEngine(lambda session, batch: map(done, batch)), list[str]()
-    engine.name = "hawkears"
+    said = list[str]()
     three = (cards, {"workers_per_gpu": "2"}, 24), (cards[:1], {"engine_args": ("--threads=3",)}, 1)
     for devices, options, cores in (*three, ([], {"cpu_workers": 3}, 8)):
         store = ProbeStore(tmp_path / f"{cores}.toml")
         settings = RunSettings(source=("a.wav",), **{"engine": "demo", **options})  # type: ignore[arg-type]
         order = planning.ProbeOrder(settings, ProbeSettings(trial_s=3.0))
+        start = EngineStart(settings.engine_args, {}, Launcher("test"), SystemClock())
+        engine = HawkEarsEngine(start, None, tmp_path, allow_cpu=True)
         for search in planning.make_searches(order, Grant(tuple(devices), ""), engine, cores, store):
             steps = steps_of("60 1:60")
             said.append(f"{line(search.key)}: {search.threads} threads, {len(search.free)} devices")
@@ -151,7 +152,7 @@ def test_models_are_searched_apart_with_their_lanes_within_the_memory_of_the_nod
                 said.append(f"  {trials}: {search.rate} {chunks} {line(search.probed.result)} {search.is_over}")
             search.trials = [replace(one, host_peak_bytes=GIB) for one in trials_of("60=400 120=900")]
             for gib in (400, 8, 2, 1):
-                said.append(f"  {gib} GiB: {line(search.next_step(gib * GIB))}; {search.host_words}")
+                said.append(f"  {gib} GiB: {line(search.next_step(gib * GIB))}; {search.host_note}")
     for error_class in ("exit_code", "host_memory", "no_program"):
         error = planning.explain(planning.Trouble(error_class, " it broke "), KEY.key, steps_of("90")[0])
         said.append(f"{error_class}: {error.what}; {error.why}; try: {error.fix}; exit code {int(error.exit_code)}")
@@ -161,9 +162,9 @@ def test_models_are_searched_apart_with_their_lanes_within_the_memory_of_the_nod
 def test_out_of_memory_decides_a_trial_then_the_first_final_failure_and_nothing_after_its_end():
     chunk = Chunk("r", "a", "a.wav", "/a.wav")
     lost, final = failed(chunk, BATCH_LOST, charged=False), failed(chunk, EXIT_CODE)
-    full = BatchOver([], [], [], SessionBroken(OUT_OF_MEMORY, "CUDA out of memory", at_start=True), 5)
+    full = BatchOver([], [], SessionBroken(OUT_OF_MEMORY, "CUDA out of memory", at_start=True), 5)
     for events, decides, at_start in (
-        ([done(chunk), BatchOver([], [], [], None, 5)], None, False), ([lost], None, False),
+        ([done(chunk), BatchOver([], [], None, 5)], None, False), ([lost], None, False),
         ([lost, final], EXIT_CODE, False), ([lost, final, full], OUT_OF_MEMORY, True),
     ):  # fmt: skip
         watch = planning.TrialEvents()

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import sqlite3
+import tracemalloc
 from contextlib import closing
 from pathlib import Path
 
@@ -14,12 +15,15 @@ from rooms.model import Reading, parse_pattern, parse_time_zone
 from rooms.report import ExportOrder, export, form_of
 from rooms.root import BadInput, DatabaseProblem
 from rooms.store import chunk_file
-from support.databases import change
+from support.databases import change, join_again
+from support.filesystems import small_disk
+from support.labelled_job import LABELLED, make_labelled
 from support.pages import tree
 from support.task_files import START_MS, TaskFile, merge_run
 
 STATES = {"a": "done", "b": "failed", "c": "pending", "d": "done", "e": "poison", "f": "skipped"}
 INSERT = "INSERT INTO recording (task_id, recording_id, source_path, study_area, location, recorded_at)"
+DATA = Path(__file__).parents[2] / "data"
 NASTY = "q\"'<script>\n\u2028"
 
 
@@ -34,7 +38,10 @@ def say(folder, order):
 
 
 def test_the_files_for_badc(tmp_path, pages):
-    """Chunks as it aggregates them, a line for the start and the end of each try, and how each chunk ended."""
+    """Chunks as it aggregates them, a line for the start and the end of each try, and how each chunk ended.
+
+    Only chunks know which detections are wanted.
+    """
     reading = Reading(utilization_percent=80, memory_used_bytes=5 * 2**30)
     database = TaskFile(tmp_path, states=STATES, reading=reading, labels=("LOUD", "SOFT"), samples=6).write()
     at = f"{START_MS} +"
@@ -53,6 +60,9 @@ def test_the_files_for_badc(tmp_path, pages):
         change(database, sql)
     said = {"said.txt": say(tmp_path, ExportOrder(database, "badc", tmp_path / "out"))}
     said |= {name: text.replace(str(tmp_path), "") for name, text in tree(tmp_path / "out").items()}
+    for name, wanted in {"sure": {"min_score": 0.5}, "early": {"species": ("early", "GONE")}}.items():
+        said[f"{name}/said.txt"] = say(tmp_path, ExportOrder(database, "badc", tmp_path / name, **wanted))
+        said |= {f"{name}/{file}": text.replace(str(tmp_path), "") for file, text in tree(tmp_path / name).items()}
     quiet = TaskFile(tmp_path / "cpu", states={"a": "done", "b": "failed"}, devices=0, labels=()).write()
     change(quiet, "UPDATE chunk SET recording_id = 'other', chunk_id = 'a' WHERE chunk_id = 'b'")
     said["cpu/said.txt"] = say(tmp_path, ExportOrder(quiet, "badc", tmp_path / "none"))
@@ -71,6 +81,80 @@ def test_files_in_the_folder_that_badc_would_take_for_chunks_are_counted(tmp_pat
         (tmp_path / "out" / name).touch()
     [note] = set(export(order, io.BytesIO())[1]) - set(first)
     assert second == first and note.startswith(f"2 more .json in {tmp_path / 'out'}, perhaps from an earlier export")
+
+
+def test_labels_in_three_formats_leave_out_what_their_readers_refuse(job, tmp_path, pages):
+    """A recording without detections has a file, one that failed has none; names of species are HawkEars' own."""
+    data = tmp_path / "HawkEars" / "data"
+    data.mkdir(parents=True)
+    (data / "classes.csv").write_text(
+        "Name,Code,AltName,AltCode\nSora,SORA,Porzana carolina,sora\n\nOwl,BADO,Strix,b\nNoise,Noise,,\nRobin,AMRO,,\n"
+    )
+    (data / "taxonomy.csv").write_text("model_code,name,code,alt_name,alt_code\nBADO,,BAOW,Strix varia,brdowl\n")
+    settings = json.dumps({"hawkears_root": str(data.parent)})
+    change(job, "INSERT INTO task_meta SELECT task_id, 'settings', ? FROM task", settings)
+    with closing(sqlite3.connect(job)) as db, db:
+        db.executescript((DATA / "odd_labels.sql").read_text())
+        join_again(db)
+    out = tmp_path / "out"
+    (out / "raven").mkdir(parents=True)
+    orders = [ExportOrder(job, form, out / form) for form in ("hawkears", "audacity", "raven")]
+    orders.append(ExportOrder(job, "hawkears", out / "some", species=("amro",), min_score=0.5))
+    orders.append(ExportOrder(job, "audacity", out / "none", species=("gone",)))
+    said = [say(tmp_path, order) for order in orders]
+    (data / "classes.csv").unlink()
+    os.mkfifo(data / "classes.csv")  # does not block
+    said.append(say(tmp_path, ExportOrder(job, "hawkears", out / "without classes", species=("Noise", "LOUD"))))
+    pages({"said.txt": "\n".join(said), **tree(out)})
+
+
+def test_recordings_have_names_that_tell_them_apart(tmp_path, pages):
+    """As HawkEars names them where its importer understands that; tests/flow reads them back."""
+    said = []
+    for case, lines in LABELLED.items():
+        job = tmp_path / case
+        make_labelled(job, lines)
+        export(ExportOrder(job, "audacity", job / "out"), None)
+        said += [f"## {case}", *map(ascii, tree(job / "out"))]
+    pages({"names.txt": "\n".join(said)})
+
+
+def test_labels_are_never_in_a_folder_by_halves(job, tmp_path):
+    long = "x" * 250
+    change(job, "UPDATE chunk SET source_path = ?, audio_path = ? WHERE chunk_id = 'c'", f"{long}.wav", f"/{long}.wav")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(BadInput, match="cannot be written"):
+        export(ExportOrder(job, "audacity", tmp_path / "labels"), None)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_labels_are_not_mixed_with_those_of_a_faster_export(job, tmp_path):
+    theirs = tmp_path / "labels" / "scores.csv"
+
+    def write_theirs(*_):
+        theirs.parent.mkdir(exist_ok=True)
+        theirs.touch()
+
+    with pytest.raises(BadInput, match="is not empty"):
+        export(ExportOrder(job, "hawkears", theirs.parent), None, write_theirs)
+    assert theirs.read_text() == "" and not list(tmp_path.glob(".labels*"))
+
+
+def test_labels_go_to_a_folder_that_is_a_filesystem_of_its_own(job, tmp_path):
+    with small_disk(tmp_path / "disk") as disk:
+        export(ExportOrder(job, "raven", disk.path), None)
+        assert len(tree(disk.path)) == 4
+
+
+def test_labels_are_streamed(job, tmp_path):
+    rows = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 40000)"
+    change(job, f"{rows} INSERT INTO detection SELECT task_id, 'ra', 'a', i, i + 500, 'AMRO', NULL, 0.5 FROM task, n")
+    for form in ("hawkears", "audacity", "raven"):
+        tracemalloc.start()
+        files, _ = export(ExportOrder(job, form, tmp_path / form), None)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert files[-1].rows > 40_000 and peak_bytes < 2e6, form
 
 
 EVIL = ("..", "../..", "../../evil", "/etc/passwd", "a/../../../b", "./x", "", "/", "//", ".", "x/..", "x//y", "a\0b",
@@ -142,7 +226,7 @@ def test_tables_and_detections(job, tmp_path, pages):
     orders = {
         "tables": ExportOrder(job, "csv", out / "tables", ("chunk", "task", "chunk")),
         "a table into a folder": ExportOrder(job, "json", out / "folder", ("device",)),
-        "a table as lines": ExportOrder(job, "json", out / "device.jsonl", ("device",)),
+        "a table as lines": ExportOrder(job, "jsonl", out / "device.jsonl", ("device",)),
         "a table to stdout": ExportOrder(job, "csv", None, ("chunk",)),
         "detections to stdout": ExportOrder(job, "csv", None),
         "detections in Yellowknife": ExportOrder(job, "csv", None, time_zone=parse_time_zone("America/Yellowknife")),
@@ -183,6 +267,12 @@ def test_options_that_do_not_go_together_are_answered(job, tmp_path, pages):
     refuse("all mistakes", job, "badc", job, ("chunk",), True, ("",), float("nan"))
     refuse("detections and a table", job, "csv", None, ("chunk",), species=("A",), min_score=0.5)
     refuse("detections for BADC", job, "badc", tmp_path / "x", by_study_area=True)
+    refuse("areas for Audacity", job, "audacity", tmp_path / "x", by_study_area=True)
+    refuse("a table for Raven", job, "raven", tmp_path / "x", ("chunk",))
+    refuse("labels to stdout", job, "hawkears", None)
+    refuse("labels into a file", job, "audacity", tmp_path / "there")
+    refuse("labels beside other files", job, "raven", tmp_path)
+    refuse("labels of a task", next((tmp_path / "tasks").iterdir()), "hawkears", tmp_path / "x")
     refuse("an empty species", job, "csv", None, species=("A", ""))
     refuse("two tables to stdout", job, "csv", None, ("chunk", "task"))
     refuse("areas into a file", job, "csv", tmp_path / "a b.CSV", by_study_area=True)
@@ -198,7 +288,7 @@ def test_options_that_do_not_go_together_are_answered(job, tmp_path, pages):
     refuse("too many areas", job, "csv", tmp_path / "many", by_study_area=True)
     pages({"errors.txt": "\n".join(said)})
     forms = [form_of(Path(name), several=False) for name in ("a.CSV", "a.json", "a.jsonl", "a.PARQUET", "a")]
-    assert forms == ["csv", "json", "json", "parquet", "csv"]
+    assert forms == ["csv", "json", "jsonl", "parquet", "csv"]
     assert not (tmp_path / "x").exists()
 
 

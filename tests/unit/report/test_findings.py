@@ -13,13 +13,12 @@ from pathlib import Path
 import pytest
 from rooms import store
 from rooms.cli import read_topic
-from rooms.model import Billing
+from rooms.model import Billing, Code
 from rooms.report import KINDS, Bill, find, headlines, list_findings, make_bill, summarize
 from rooms.root import SystemClock
 from rooms.store import DeviceFacts, DeviceWork, GapFacts, JobFacts, TaskFacts
 from support import story
 from support.facts import START_MS, Lines, calls, make_device, spent
-from support.pages import PAGES
 from support.story import Story
 
 DATA = Path(__file__).parents[2] / "data"
@@ -155,15 +154,13 @@ def test_each_finding_is_made_at_its_threshold_and_not_below(pages, topic):
     pages({"findings.txt": "\n".join(said)})
 
 
-def test_what_the_ramp_says_is_understood(pages):
-    """The reasons come from another room: they are taken from the page that holds its words."""
-    [ramp] = (PAGES / "autoscale").glob("*/decisions.txt")
+def test_each_decision_about_the_number_of_workers_leads_to_its_advice(pages):
     task, said = replace(TASK, cpu_mean_cores=5.0, memory_limit_bytes=16 * GIB), []
-    for reason in sorted(set(re.findall(r" s: \d+; (.*)", ramp.read_text()))):
-        decided = (store.DecisionFacts("workers_per_gpu", "Tesla V100", 1.0, reason, 1),)
+    for code in [code for code in Code if code.startswith("workers.")]:
+        decided = (store.DecisionFacts(code.value, "Tesla V100", {}, "its reason", 1),)
         (finding,) = find(summarize(job(task, devices=[IDLE], decisions=decided)))
-        said.append(f"{' '.join((finding.kind, *finding.lines))}: {reason}")
-    pages({"reasons.txt": "\n".join(said)})
+        said.append(f"{code}: {' '.join((finding.kind, *finding.lines))}")
+    pages({"advice.txt": "\n".join(said)})
 
 
 def test_the_guide_says_what_each_kind_of_finding_says():
@@ -215,7 +212,9 @@ def diagnose(line, usual):
                     story.write_story(Path(name), task)
         store.merge(store.MergeOrder([Path(name)], Path(name) / "job.sqlite"), SystemClock())
         facts = store.read_job(Path(name) / "job.sqlite")
-    return find(summarize(facts, tuple(missing), now_ms=START_MS + round(1000 * seen_s)))
+    return find(
+        summarize(facts, store.Completeness(missing_indices=tuple(missing)), now_ms=START_MS + round(1000 * seen_s))
+    )
 
 
 def test_findings_about_ten_times_as_many_tasks_make_about_ten_times_as_many_calls():
@@ -290,5 +289,6 @@ def test_the_bill_is_that_of_the_site_beside_what_the_request_that_was_needed_wo
     known = job(replace(task, workers=9, devices=1))
     (found,) = (one for one in find(summarize(known)) if one.kind == "cpus_request")
     assert found.lines == (f"#SBATCH --cpus-per-task={make_bill(known, sockeye).advised_cpus}",), "the same advice"
-    summary = replace(summarize(job(task)), kwh_per_1000_audio_hours=0.2)
+    metered = replace(DEVICE, states={}, energy_integrated_j=720.0)
+    summary = summarize(job(task, devices=(metered,), audio_done_s=3600.0))
     assert dict(headlines(summary))["energy"] == "0.20 kWh per 1,000 audio-hours (720 J per audio-hour)"

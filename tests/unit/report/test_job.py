@@ -10,6 +10,7 @@ import shlex
 import shutil
 import tempfile
 from dataclasses import MISSING, dataclass, fields, replace
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 from rooms import report
 from rooms.cli import files_text
 from rooms.devices import find_place
-from rooms.model import Allocation, ArrayOrder, ArrayShape, Submitted
+from rooms.model import Allocation, ArrayOrder, ArrayShape, Place, RecordingName, Submitted
 from rooms.report import find_job_database, finish_job, summarize_database, write_whole
 from rooms.root import BadcjobsError, BadInput, DatabaseProblem, FrozenRun, RunSettings
 from rooms.sources import Shard
@@ -283,6 +284,33 @@ def test_a_job_database_elsewhere_is_compared_with_the_runs_of_its_task_files(tm
     (second.folder / "run.toml").unlink()
     said["one has no run.toml"] = told(both, tmp_path)
     pages({"proofs.txt": "\n".join(f"## {name}\n{text}" for name, text in said.items())})
+
+
+def test_recordings_left_out_are_named_and_neither_done_nor_missing(tmp_path, pages):
+    dated, undated, nowhere = (RecordingName(place=place) for place in (
+        Place(region="CA-AB", recorded_on="2023-06-01"), Place(51.4, -114.2), Place()))  # fmt: skip
+    lost = RecordingName(left_out="no_place")
+    run = Run(tmp_path / "run", tmp_path / "m.csv").freeze()
+    rows = "".join(f"{name},{name},{name}.wav,0,30000\n" for name in "abcxyz")
+    run.source.write_text(f"recording_id,chunk_id,source_path,start_ms,end_ms\n{rows}")
+    said = []
+
+    def tell(what, states, *names):
+        chunks = {name: STATES[letter] for name, letter in zip("abcxyz", states, strict=False)}
+        at = {"job_id": f"local{len(said) + 1}", "started_at_ms": START_MS + len(said)}
+        TaskFile(run.folder, states=chunks, names=dict(zip("abcxyz", names, strict=False)), **at).write()
+        job = run.merge()
+        summary = summarize_database(job)
+        lines = [f"  {name}: {line}" for name, line in report.headlines(summary) if name in ("source", "places")]
+        notes = report.export(report.ExportOrder(job, "csv", tmp_path / "out.csv"), BytesIO())[1]
+        said.append("\n".join([f"## {what}: {report.verdict_of(summary).outcome}", told(job, tmp_path), *lines,
+                               *(f"  note of the export: {note}" for note in notes)]))  # fmt: skip
+
+    tell("one is in no task", "dddpp", dated, undated, nowhere, lost, lost)
+    tell("nothing gives three a place", "sssppp", dated, undated, nowhere, lost, lost, lost)
+    tell("two have one now", "sssdfp", dated, undated, nowhere, dated, dated, lost)
+    tell("a shorter list", "ssspp", dated, undated, nowhere, lost, lost)
+    pages({"job.txt": "\n".join(said)})
 
 
 @settings(max_examples=8)

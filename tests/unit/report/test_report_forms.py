@@ -15,10 +15,20 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
-from rooms import report, store
+from rooms import report, root, store
 from rooms.cli import read_topic
-from rooms.model import CutShort, NameGaps, Reading
-from rooms.report import Summary, job_samples, markdown, page, prometheus_text, summarize, summary_text
+from rooms.model import CutShort, NameGaps, PlaceCounts, Reading
+from rooms.report import (
+    Summary,
+    document_of,
+    job_samples,
+    markdown,
+    page,
+    prometheus_text,
+    summarize,
+    summary_text,
+    verdict_of,
+)
 from rooms.store import AlertFacts, FailedChunk, Freshness, GapFacts, JobFacts, StateTime
 from support import needs
 from support.behaviour import page_text, pretty
@@ -30,11 +40,13 @@ DONE = replace(TASK, verdict="done", exit_code=0, pending=0, failed=0)
 WELL = replace(JOB, tasks=(DONE,), chunks={"done": 100}, failed=(), alerts=())
 HEARD = replace(TASK, heard_at_ms=END_MS, silent_after_s=120.0)
 HOT = AlertFacts("thermal", "warning", 2, 1, 100.0, 87.0, 83.0, "GPU 0 is at 84 °C")
+WITHOUT = replace(PROOF, missing_indices=())
 EMPTY = JobFacts((), (), {}, 0.0, 0, 0, (), (), (), ())
 
 
 def whole(job=JOB, missing=(3,), **proof):
-    return replace(summarize(job, missing, replace(PROOF, **proof)), findings=FINDINGS, place="july")
+    proof = replace(PROOF, missing_indices=missing, **proof)
+    return replace(summarize(job, proof), findings=FINDINGS, place="july")
 
 
 def flat(document, place=""):
@@ -59,7 +71,7 @@ FORMS = {
     "report.md": lambda summary: markdown(summary, "july"),
     "page.txt": lambda summary: re.sub(r"badcjobs \d\S*", "badcjobs VERSION", page_text(page(summary, "july"))),
     "report.prom": lambda summary: re.sub(r".*badcjobs_info.*\n", "", prometheus_text(job_samples(summary, "july"))),
-    "report.json": lambda summary: "\n".join(flat(summary.to_dict())),
+    "report.json": lambda summary: "\n".join(flat(document_of(summary))),
 }
 
 
@@ -95,7 +107,7 @@ def test_an_empty_job_and_one_of_everything_that_is_not_known(pages):
     unknown = replace(EMPTY, tasks=(task,), devices=(dark, replace(dark, token="1")))
     jobs = {"empty": summarize(EMPTY), "unknown": summarize(unknown)}
     pages({f"{name}/{form}": write(job) for name, job in jobs.items() for form, write in FORMS.items()})
-    (found,) = summarize(replace(unknown, devices=(odd,))).to_dict()["devices"]
+    (found,) = document_of(summarize(replace(unknown, devices=(odd,))))["devices"]
     assert (found["power_mean_w"], found["spark"], found["last"]) == (None, (None, 1.0), {"power_w": None})
 
 
@@ -145,8 +157,8 @@ def of_texts():
 
     return {
         **of_lines("texts", JOB, FINDINGS, is_proved=True, missing=(3,)),
-        "a silent task": summarize(replace(JOB, tasks=(HEARD,)), (), PROOF, END_MS + 200_000),
-        "two silent tasks": summarize(replace(JOB, tasks=two), (3,), PROOF, END_MS + 200_000),
+        "a silent task": summarize(replace(JOB, tasks=(HEARD,)), WITHOUT, END_MS + 200_000),
+        "two silent tasks": summarize(replace(JOB, tasks=two), PROOF, END_MS + 200_000),
         "cut short": replace(whole(), verdict="stopped", cut_short=interrupted),
         "cut short, and done": replace(whole(), verdict="done", cut_short=interrupted),
         "lines for next time": replace(whole(), findings=(replace(FINDINGS[0], lines=lines), *FINDINGS)),
@@ -154,8 +166,8 @@ def of_texts():
         "ten labels": whole(replace(JOB, labels=JOB.labels * 5)),
         "eleven": whole(replace(JOB, labels=(*JOB.labels * 5, *JOB.labels[:1]))),
         "wide letters": found(whole(named), subjects=(wide, f"x{wide}"), evidence=(f"1 of {wide}",)),
-        "a long command": found(whole(finish=("badcjobs run " + "folder/" * 30,)), subjects=("chunk " * 30,) * 6,
-                                lines=("#SBATCH --comment=" + "x" * 120,)),
+        "a long command": found(whole(finish=("badcjobs run " + "folder/" * 30,), finish_by="run"),
+                                subjects=("chunk " * 30,) * 6, lines=("#SBATCH --comment=" + "x" * 120,)),
         "backticks": found(whole(), lines=("echo ````",), advice=""),
     }  # fmt: skip
 
@@ -167,8 +179,8 @@ def of_numbers():
     alerts = (replace(HOT, still_open=3), replace(HOT, kind="memory", still_open=1))
     opened = replace(JOB, tasks=(alerting,), alerts=alerts)
     return {
-        **of_lines("numbers", is_proved=True), "open alerts": summarize(opened, (), PROOF, END_MS),
-        "open alerts of a silent task": summarize(opened, (), PROOF, END_MS + 200_000),
+        **of_lines("numbers", is_proved=True), "open alerts": summarize(opened, WITHOUT, END_MS),
+        "open alerts of a silent task": summarize(opened, WITHOUT, END_MS + 200_000),
     }  # fmt: skip
 
 
@@ -182,7 +194,7 @@ def test_what_is_said_where_nothing_was_found(pages):
 
 
 def test_what_is_computed_where_one_fact_is_different(pages):
-    pages(differences(summarize(JOB, (), PROOF), of_numbers(), "report.json"))
+    pages(differences(summarize(JOB, WITHOUT), of_numbers(), "report.json"))
 
 
 def test_what_prometheus_hears_where_one_fact_is_different(pages):
@@ -213,8 +225,9 @@ def test_how_numbers_and_changes_are_written(pages):
     """A change (much, fast, long) has its direction; percentages differ by the points that are shown."""
 
     def write(name, *args, **more):
-        if hasattr(report, name):
-            return str(getattr(report, name)(*args))
+        for room in (root, report):
+            if hasattr(room, name):
+                return str(getattr(room, name)(*args))
         this, other, better = args
         return str(report.change_words(this, other, getattr(report, name.upper()), better, **more))
 
@@ -262,8 +275,8 @@ def test_the_last_lines_of_merge_and_run(pages):
     named = [{"recording_id": f"r{n}", "chunk_id": "c", "error_class": "bad_audio", "error": "a\nno"} for n in range(2)]
     end = {"exit_code": 1, "verdict": "failed", "task": "t", "out": "my run", "database": "my run/t.sqlite",
            "chunks": {"failed": 1, "done": 1000, "poison": 1}, "audio_s": 7200.0, "wall_s": 3600.0, "devices": 1,
-           "telemetry": "on", "failed": named, "note": "stopped\x1b"}  # fmt: skip
-    more = {**end, "chunks": {"failed": 2, "poison": 1}, "note": None, "audio_s": 0.0}
+           "telemetry": "on", "failed": named, "left_out": 0, "note": "stopped\x1b", "overlap": 0.0}  # fmt: skip
+    more = {**end, "overlap": 6.0, "chunks": {"failed": 2, "poison": 1}, "left_out": 1, "note": None, "audio_s": 0.0}
     left_files = [(f"/scratch/st-somebody-1/a-folder/of-some-length/tasks/4821_{n}.r0.gpu1.sqlite", "not ended")
                   for n in range(21)]  # fmt: skip
     pages({
@@ -349,7 +362,8 @@ def test_what_is_said_of_other_pairs(pages):
     pages({"compare.txt": "\n".join(said), "compare.md": "\n".join(notebook)})
 
 
-SUMMARY = replace(whole(replace(JOB, recording_names=NameGaps(9, 1, "a", 0, None, 0, None))),
+SUMMARY = replace(whole(replace(JOB, recording_names=NameGaps(9, 1, "a", 0, None, 0, None),
+                                places=PlaceCounts(9, 1, 0, 0, ("a",)))),
                   cut_short=CutShort("a", "b"), bill=report.Bill(2.0, 40.0, 30.0, 1, 6, 9))  # fmt: skip
 
 
@@ -364,7 +378,7 @@ def test_the_guide_lists_every_key_headline_and_state():
     for line in report.list_keys().splitlines():
         part = line[4:21].strip() or part
         listed.setdefault(part, set()).update(line[22:].replace(",", " ").split())
-    document = SUMMARY.to_dict()
+    document = document_of(SUMMARY)
     parts = {
         "(top level)": [document], "states": list(document["states"].values()),
         "chunk_s, metrics": [document["chunk_s"]],
@@ -444,8 +458,8 @@ def test_a_page_shows_the_first_rows_of_a_large_job_and_how_to_get_all():
 
 def test_a_document_that_is_written_in_parts_is_the_same():
     for summary in (whole(), whole(long_lists(3)), summarize(EMPTY)):
-        parts = json.JSONEncoder(indent=2).iterencode(summary.to_dict(streamed=True))
-        assert "".join(parts) == json.dumps(summary.to_dict(), indent=2)
+        parts = json.JSONEncoder(indent=2).iterencode(document_of(summary, streamed=True))
+        assert "".join(parts) == json.dumps(document_of(summary), indent=2)
 
 
 def test_a_value_that_is_not_known_is_left_out_with_its_head():
@@ -460,3 +474,13 @@ def test_a_value_that_is_not_known_is_left_out_with_its_head():
         text = prometheus_text([("badcjobs_chunks", value, {"run": 'a"b\\c\nd', "state": ""})])
         assert text.splitlines()[2:] == [f'badcjobs_chunks{{run="a\\"b\\\\c\\nd"}} {said}']
     assert {prometheus_text([("badcjobs_chunks", value, {})]) for value in (None, math.nan, math.inf)} == {""}
+
+
+@given(st.integers(50, 160), st.booleans())
+def test_a_text_fits_its_terminal_and_lines_to_paste_are_whole(width, colour):
+    text = re.sub("\x1b\\[[0-9;]*m", "", summary_text(whole(), "july", width=width, colour=colour))
+    to_paste = [line for finding in FINDINGS for line in finding.lines] + [line for _, line in verdict_of(whole()).next]
+    lines = text.splitlines()
+    assert all(any(line.endswith(command) for line in lines) for command in to_paste)
+    assert max(columns_of(line) for line in lines if not line.endswith(tuple(to_paste))) <= width
+    assert len(root.to_ascii(text)) == len(text)

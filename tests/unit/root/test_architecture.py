@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import badcjobs
@@ -13,10 +14,10 @@ PACKAGE, ROOT = Path(badcjobs.__file__).parent, Path(__file__).parents[3]
 HOUSE = (
     ("cli", "api"), ("planning", "live"), ("cluster",), ("task",), ("report",), ("workers", "telemetry"), ("store",),
     ("devices", "sources"),
-    ("run_toml", "project", "trust", "settings", "paths", "small_files", "processes", "masking"),
-    ("seams", "errors", "clock"), ("model",),
+    ("run_toml", "project", "trust", "settings", "paths", "small_files", "processes", "masking", "locks"),
+    ("seams", "errors", "clock", "version"), ("model",), ("words",),
 )  # fmt: skip
-GROUND = {name for line in HOUSE[-3:-1] for name in line}  # these may stand on each other
+GROUND = {name for line in HOUSE[-4:-2] for name in line}  # these may stand on each other
 FLOOR = {room: number for number, line in enumerate(HOUSE) for room in line}
 FACADE = {"badcjobs", "badcjobs.__main__"}  # names for other people's Python, and python -m badcjobs
 # Processes of their own that a task starts; they parse their own arguments and answer on their own pipes.
@@ -72,12 +73,24 @@ def test_a_room_imports_only_rooms_below_it():
     assert [(name, other) for name in own for other in imports(name) if not allowed(name, other)] == []
 
 
+def test_no_file_imports_itself_by_way_of_others():
+    TopologicalSorter({name: {*imports(name)} for name in MODULES}).prepare()
+
+
 def test_only_the_command_line_touches_the_world_and_only_the_clock_reads_the_wall_time():
     cli = {name for name in MODULES if room(name) == "cli"}
     for words, may in {**{words: may | cli for words, may in ONLY_CLI.items()}, WALL_TIME: {"badcjobs.clock"}}.items():
         use = re.compile(rf"(?m)^[^#\n]*({words})")
         users = {name for name, path in MODULES.items() if use.search(path.read_text("utf-8"))}
         assert users - may == set() != users, words
+
+
+def test_slurms_programs_are_called_in_one_module_and_its_variables_are_read_in_one():
+    calls = r"\[\"(sbatch|srun|squeue|sacct|sinfo|scontrol)\"|which\(\"(squeue|srun)\""
+    reads = r"environ(\.get\(|\[)[\"']S(LURM|BATCH)|_number\(environ"
+    for words, module in ((calls, "badcjobs.devices.slurm_programs"), (reads, "badcjobs.devices.allocation")):
+        users = {name for name, path in MODULES.items() if re.search(words, path.read_text("utf-8"))}
+        assert users == {module}, words
 
 
 HEAVY = {"pynvml", "submitit", "sqlite_utils", "psutil", "sqlite3", "numpy", "bokeh", "starlette", "uvicorn"}
@@ -138,4 +151,4 @@ def test_the_rooms_are_drawn_in_the_order_that_the_imports_keep():
     picture = TEXT[TEXT.index("    cli/") :]
     drawn = [tuple(re.findall(r"^(\w+)/|  (\w+)/", line.strip())) for line in picture.splitlines() if "/  " in line]
     rooms = [tuple(first or second for first, second in line) for line in drawn]
-    assert rooms == [line for line in HOUSE if line[0] not in ("run_toml", "seams", "model")]
+    assert rooms == [line for line in HOUSE if line[0] not in ("run_toml", "seams", "model", "words")]

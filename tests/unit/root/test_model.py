@@ -146,3 +146,12 @@ def test_a_hook_names_a_program_and_its_arguments_are_kept_secret():
 def test_a_utilization_has_a_word():
     words = {0: "idle", 0.4: "light", 25: "light", 25.1: "moderate", 75: "moderate", 75.5: "heavy", 100: "heavy"}
     assert {percent: model.load_word(percent) for percent in words} == words and model.load_word(None) is None
+
+
+def test_every_decision_has_a_sentence_and_a_figure_that_is_not_known_is_left_out_of_it():
+    assert set(model.SENTENCES) == set(model.Code)
+    decision = model.Decision.of(model.Code.LIMIT_MET, "V100", limit_s=40.0, crowded_s=None, alone_s=40.0)
+    assert decision.figures == {"limit_s": 40.0, "alone_s": 40.0}
+    assert decision.reason == "a chunk ran out of memory; audio of 40 s or more is cut into pieces"
+    found = model.Decision.of(model.Code.SHORT_AUDIO, "r", path="/a{0}[1].wav", end_s=5, found_s=5, audio_s=40)
+    assert found.reason.startswith("/a{0}[1].wav ends early, at 5.000 s: 5.000 s of the 40 s of this chunk exist")

@@ -110,7 +110,7 @@ def test_a_task_in_another_folder_gets_the_same_settings(tmp_path):
     words = project.run_words({"engine": "demo", "resume": False, "keep_raw": False, "retries": None}, Path("/lab"))
     assert words == [
         f"--config={tmp_path}/badc.toml", "--config=alerts.idle_s=9", "--config=site=/lab/mine.toml", "--no-resume",
-        "--config=run.keep_raw=false", "--engine=demo", "--root=/lab/audio", "--config=run.stage=always",
+        "--engine=demo", "--root=/lab/audio", "--config=run.keep_raw=false", "--config=run.stage=always",
     ]  # fmt: skip
 
 

@@ -145,6 +145,22 @@ def test_what_may_not_be_read_costs_only_itself_and_says_why(pages):
     pages({name: text.replace(str(folder), "HERE") for name, text in said.items()})
 
 
+def test_what_only_ffmpeg_can_read_is_cut_with_it_and_named_by_check_without_it(tmp_path, monkeypatch):
+    (tmp_path / "a.m4a").write_bytes(b"\0\0\0\x18ftypM4A ")
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin")
+    settings = RunSettings(source=("a.m4a",), out=None, chunk_length_s=60.0)
+
+    def look():
+        facts, findings = check_source(settings, tmp_path, progress=print)
+        return facts.chunks, [one.details for one in findings if (one.severity, one.subject) == ("warning", "ffmpeg")]
+
+    assert look() == (1, [(f"{tmp_path}/a.m4a",)])
+    (tmp_path / "bin" / "ffprobe").write_text("#!/bin/sh\necho 150.0\n")
+    (tmp_path / "bin" / "ffprobe").chmod(0o755)
+    assert look() == (3, [])
+
+
 def test_a_list_names_recordings_alike_wherever_it_is_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_files("one/x.wav: 1 s\ntwo/x.wav: 1 s\nother/b.wav: 1 s\ntwo/list.txt: lines\n  x.wav\n  ../other/b.wav")

@@ -8,8 +8,8 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from rooms.root import BadcjobsError, RunFolder
-from rooms.store import Claim, Holder, Part, find_process
+from rooms.root import BadcjobsError, Holder, RunFolder, find_process
+from rooms.store import Claim, Part
 from support.hand_clock import HandClock
 from support.waiting import wait_for
 
@@ -17,8 +17,8 @@ STORIES = Path(__file__).parents[2] / "data" / "claim_stories.txt"
 START_MS = HandClock().now_ms()
 HERE = find_process(os.getpid())
 NAMES = {"PID": os.getpid(), "HERE": HERE, "GONE": f"{' '.join(HERE.split()[:2])} 4194305 1"}
-OTHER = Holder("4821_0.r0.gpu1", 0, 4194305, None, 2.0, START_MS, START_MS, works=True)
-ME = replace(OTHER, task="4900_0.r0.gpu2", every_s=10.0, works=False)
+OTHER = Holder("4821_0.r0.gpu1", 4194305, None, 2.0, START_MS, beat_at_ms=START_MS, works=True)
+ME = replace(OTHER, name="4900_0.r0.gpu2", every_s=10.0, works=False)
 
 
 class Play(HandClock):

@@ -39,7 +39,7 @@ def task(tmp_path):
 
 
 def write(database, form, output, *tables, **more):
-    return export(ExportOrder(database, "json" if form == "jsonl" else form, output, tables, **more), io.BytesIO())
+    return export(ExportOrder(database, form, output, tables, **more), io.BytesIO())
 
 
 def read(path):

@@ -1,16 +1,16 @@
 """Merging: the job database follows from the set of tasks, however often and in whatever order they were merged."""
 
+import json
 import multiprocessing
 import os
 import shutil
 import signal
-import sqlite3
-import subprocess
 import tempfile
 import threading
+import time
 from collections import Counter
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +18,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rooms import store
-from rooms.root import BadcjobsError, DatabaseProblem, SystemClock
+from rooms.report import summarize_database
+from rooms.root import BadcjobsError, DatabaseProblem, Holder, SystemClock, find_process
 from rooms.store import columns_of, merge_lock, remove_merged_files
 from support.databases import change, names_in, query, unseal
 from support.filesystems import largest_file, lie_about_filesystem, read_only
 from support.hand_clock import HandClock
 from support.task_files import START_MS, TaskFile, merge_run
-from support.waiting import wait_for
 
 from badcjobs import __version__
 
 Rows = Counter[tuple[Any, ...]]
 NOT_OF_ONE_TASK = ("meta", "source_file", "task_meta", "recording")
-TABLES = [table.name for table in store.JOB_TABLES if table.name not in NOT_OF_ONE_TASK]
+JOINED = ("recording_detection", "recording_rarity", "overlap")
+TABLES = [table.name for table in store.JOB_TABLES if table.name not in (*NOT_OF_ONE_TASK, *JOINED)]
 
 
 def written(run, index, *chunks, **more):
@@ -134,6 +135,34 @@ def test_any_history_of_publications_copies_and_merges_gives_what_the_rule_says(
     sql = "SELECT replace(path, ?, ''), task_id, status, rows, rows_lost, last_sign_ms, checksum FROM source_file"
     at_once, in_steps = (sorted(query(one / "job.sqlite", sql, f"{run}/")) for one in (run / "once", run))
     assert at_once == in_steps
+    for table in JOINED:
+        at_once, in_steps = (sorted(query(one / "job.sqlite", f"SELECT * FROM {table}")) for one in (run / "once", run))
+        assert at_once == in_steps
+
+
+def test_overlaps_of_tasks_are_joined_in_whatever_order_they_are_merged(tmp_path):
+    """LOUD is heard by three chunks of 30 s; the first of them is done again later."""
+
+    def write(run, index, again=0):
+        path = written(run, index, f"c{index}", samples=0, restart=again, chunk_ended_at_ms=START_MS + 5000 + again)
+        unseal(path)
+        change(path, "UPDATE chunk SET start_ms = ?1, end_ms = ?1 + 30000", 20_000 * index)
+        change(path, "UPDATE detection SET start_ms = 0, end_ms = 30000")
+        return path
+
+    for number, order in enumerate([(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2), (2, 0, 3, 1)]):
+        run = tmp_path / str(number)
+        for task in order:
+            write(run, task % 3, again=task // 3)
+            merge_run(run, mix=True)
+        job = run / "job.sqlite"
+        assert query(job, "SELECT start_ms, end_ms, chunk_id FROM recording_detection") == [(0, 70_000, "c0")]
+        assert query(job, "SELECT chunk_id, overlap_s FROM overlap ORDER BY 1") == [("c1", 10.0), ("c2", 10.0)]
+        assert query(job, "SELECT detections, audio_hours * 3600 FROM job_summary") == [(1, 70.0)]
+        summary = summarize_database(job)
+        assert (summary.detections, summary.facts.audio_done_s, summary.times_real_time) == (1, 70.0, 7.0)
+        assert sum(task.audio_s for task in summary.facts.tasks) == 70.0
+        assert sum(device.work.audio_s for device in summary.facts.devices) == 100.0, "what was done twice is work, too"
 
 
 def test_every_pair_of_states_and_every_tie_has_the_winner_of_the_rule(tmp_path):
@@ -332,41 +361,18 @@ def test_the_figures_of_a_file_without_a_seal_are_added_up_again(tmp_path):
     assert figures[0] == figures[1] and any(figures[0].values())
 
 
-@pytest.mark.parametrize(("kind", "more"), [("xfs", 1), ("tmpfs", 10), ("xfs", 11), ("lustre", 1), ("shinyfs", 1)])
-def test_a_job_database_is_changed_in_place_only_for_a_few_files_on_a_disk_that_is_known_to_be_local(
-    tmp_path, monkeypatch, kind, more
-):
+@pytest.mark.parametrize("kind", ["xfs", "lustre"])
+def test_a_job_database_is_replaced_and_a_reader_keeps_the_old_one(tmp_path, monkeypatch, kind):
     lie_about_filesystem(monkeypatch, tmp_path, kind)
-    before = grown(tmp_path, more)
-    with (tmp_path / "job.sqlite").open("rb") as still_open:
+    before = grown(tmp_path, 1)
+    with (
+        (tmp_path / "job.sqlite").open("rb") as still_open,
+        closing(store.open_sealed(tmp_path / "job.sqlite")) as reader,
+    ):
         merge_run(tmp_path)
-        assert (still_open.read() != before) is ((kind, more) in (("xfs", 1), ("tmpfs", 10)))
-    assert (count(tmp_path, "chunk"), names_in(tmp_path)) == (more + 1, ["job.sqlite", "tasks"])
-    journal = tmp_path / "job.sqlite-journal"
-    journal.write_bytes(b"left by a merge on another node")
-    store.open_job_database(tmp_path / "job.sqlite").close()
-    assert journal.exists() is (kind in ("lustre", "shinyfs")), "a reader changes nothing that others see"
-
-
-def test_not_in_place_without_a_seal_nor_beside_a_reader(tmp_path, monkeypatch):
-    written(tmp_path, 0, "a")
-    merge_run(tmp_path)
-    for samples in (3, 9):  # without a seal; and sealed, where the old rows have none
-        with (tmp_path / "job.sqlite").open("rb"):  # so that its number is not given to the next one
-            before, path = (tmp_path / "job.sqlite").stat().st_ino, written(tmp_path, 1, "u1", samples=samples)
-            if samples == 3:
-                unseal(path)
-            merge_run(tmp_path)
-            assert (tmp_path / "job.sqlite").stat().st_ino != before
-    connect = sqlite3.connect  # with a hundredth of the patience
-    monkeypatch.setattr(sqlite3, "connect", lambda *a, timeout=5.0, **more: connect(*a, timeout=timeout / 100, **more))
-    with closing(connect(tmp_path / "job.sqlite", isolation_level=None)) as reader:
-        reader.execute("BEGIN")
-        assert reader.execute("SELECT count(*) FROM task").fetchone() == (2,)
-        written(tmp_path, 2, "b")
-        merge_run(tmp_path)
-        assert reader.execute("SELECT count(*) FROM task").fetchone() == (2,)
-    assert (count(tmp_path, "task"), count(tmp_path, "sample")) == (3, 3 + 9 + 3)
+        assert still_open.read() == before
+        assert reader.execute("SELECT count(*) FROM chunk").fetchone() == (1,)
+    assert (count(tmp_path, "chunk"), names_in(tmp_path)) == (2, ["job.sqlite", "tasks"])
 
 
 # What a disk that does not keep everything would do to a table, as a trigger.
@@ -491,68 +497,62 @@ def test_merged_files_are_removed_only_when_their_rows_are_safe_and_found_by_lat
     assert content(job) == before
 
 
-HERE, PID = os.uname().nodename, os.getpid()
-
-
-class TouchingClock(HandClock):
-    """While this clock is waited for, another node touches the lock, for a while."""
-
-    lock, touches, waited_s = Path(), 0, 0  # waited since the last touch
-
-    def sleep(self, seconds):
-        assert seconds == pytest.approx(0.2)
-        super().sleep(1)
-        self.touches, self.waited_s = self.touches - 1, self.waited_s + 1
-        if self.touches >= 0:
-            os.utime(self.lock, ns=(0, self.now_ms()))
-            self.waited_s = 0
-
-
-def test_a_lock_is_taken_over_from_a_process_that_is_gone_or_silent_for_a_minute(tmp_path):
-    with subprocess.Popen(["true"]) as gone:
-        gone.wait()
-    lock, target = tmp_path / ".job.sqlite.lock", tmp_path / "job.sqlite"
-    waiting = "another merge is running on {}, process {}; waiting for it"
-    for content, touches, said in (
-        (f"{HERE} {gone.pid}", 0, None), ("another-node 77", 90, ("another-node", 77)),
-        (f"another-node {gone.pid}", 0, ("another-node", gone.pid)), (f"{HERE} {PID}", 0, (HERE, PID)),
-        ("", 0, ("an unknown node", "unknown")), (f"{HERE} x", 0, (HERE, "x")),
-        (None, 0, ("an unknown node", "unknown")),
-    ):  # fmt: skip
-        lock.mkdir() if content is None else lock.write_text(content)
-        clock, told = TouchingClock(), list[str]()
-        clock.lock, clock.touches = lock, touches
+def test_a_merge_waits_for_another_one_until_that_has_ended_or_is_silent(tmp_path):
+    target, here = tmp_path / "job.sqlite", find_process(os.getpid())
+    for pid, process, passes_s in ((77, here, 0), (77, None, 31), (os.getpid(), here, 31)):
+        holder = Holder("a-node", pid, process, 10.0, START_MS, works=True)
+        (tmp_path / ".merge-job.sqlite-0").write_text(json.dumps(asdict(holder)))
+        clock, told = HandClock(), list[str]()
+        began_s = clock.monotonic_s()
         with merge_lock(target, clock, tell=told.append):
-            assert lock.read_text() == f"{HERE} {PID}"
+            assert len(names_in(tmp_path)) == 1
         assert names_in(tmp_path) == [], "nothing is left"
-        assert told == ([] if said is None else [waiting.format(*said)]), content
-        assert clock.waited_s == (0 if said is None else 61), content
+        assert clock.monotonic_s() - began_s == pytest.approx(passes_s, abs=1.1)
+        assert told == [f"another merge is running on a-node, process {pid}; waiting for it"] * (passes_s > 0)
     with largest_file(0), pytest.raises(OSError), merge_lock(target, HandClock(), tell=print):
         pass
-    assert names_in(tmp_path) == [], "no empty lock for which there was no room"
+    assert names_in(tmp_path) == [], "no empty lease for which there was no room"
 
 
-def test_a_long_merge_touches_its_lock(tmp_path, monkeypatch):
-    wait, pauses_s = threading.Event.wait, list[float]()
+class QuickClock(SystemClock):
+    """A clock of which a second takes a twentieth."""
 
-    def wait_a_hundredth(event, timeout=None):
-        pauses_s.append(timeout or 0.0)
-        return wait(event, timeout and timeout / 100)
+    def monotonic_s(self):
+        return 20 * super().monotonic_s()
 
-    monkeypatch.setattr(threading.Event, "wait", wait_a_hundredth)
-    lock = tmp_path / ".job.sqlite.lock"
-    with merge_lock(tmp_path / "job.sqlite", SystemClock(), tell=print):
-        for _ in range(2):
-            os.utime(lock, (0, 0))
-            wait_for(lambda: lock.stat().st_mtime, "the lock is touched")
-    assert 0 < max(pauses_s) <= 20
+    def sleep(self, seconds):
+        super().sleep(seconds / 20)
 
 
-@pytest.mark.parametrize("more", [1, 11])  # changed in place; made anew
-def test_a_merge_that_was_taken_for_dead_replaces_nothing(tmp_path, more):
-    lock, target, before = tmp_path / ".job.sqlite.lock", tmp_path / "job.sqlite", grown(tmp_path, more)
+def test_merges_take_turns(tmp_path):
+    """Also those that are waiting: each works, none at the same time as another."""
+    target, at_work, turns = tmp_path / "job.sqlite", list[int](), list[int]()
+
+    def work(number):
+        with merge_lock(target, QuickClock(), tell=lambda text: None):
+            at_work.append(number)
+            time.sleep(0.05)
+            turns.append(len(at_work))
+            at_work.remove(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert turns == [1, 1, 1]
+    assert names_in(tmp_path) == []
+
+
+def test_a_merge_that_was_taken_for_dead_replaces_nothing(tmp_path):
+    target, before = tmp_path / "job.sqlite", grown(tmp_path, 1)
+
+    def take_over(*_seen):
+        for lease in tmp_path.glob(".merge-job.sqlite-*"):
+            lease.unlink()
+
     with pytest.raises(DatabaseProblem, match="another merge has taken over") as refused:
-        merge_run(tmp_path, progress=lambda *seen: lock.write_text("another-node 77"))
+        merge_run(tmp_path, progress=take_over)
     assert refused.value.why == "this merge has replaced nothing"
-    assert (target.read_bytes(), lock.read_text()) == (before, "another-node 77")
-    assert names_in(tmp_path) == [lock.name, target.name, "tasks"]
+    assert target.read_bytes() == before
+    assert names_in(tmp_path) == [target.name, "tasks"]

@@ -174,8 +174,11 @@ def test_only_what_killed_publishers_left_of_this_file_is_removed(target):
     for name in (target.name, f".{target.name}.gpu3.99.tmp", "neighbour.log", ".neighbour.sqlite.x.tmp"):
         (target.parent / name).write_bytes(b"half")
     (target.parent / f".{target.name}.x.tmp" / "joined").mkdir(parents=True)
+    at_work = store.unfinished_name(target, str(os.getppid()))
+    for unfinished in (at_work, store.unfinished_name(target)):
+        unfinished.touch()
     store.remove_unfinished(target)
-    assert names_in(target.parent) == [".neighbour.sqlite.x.tmp", target.name, "neighbour.log"]
+    assert names_in(target.parent) == [at_work.name, ".neighbour.sqlite.x.tmp", target.name, "neighbour.log"]
 
 
 def test_a_file_is_on_disk_before_it_gets_its_name(live, target, monkeypatch):

@@ -62,7 +62,7 @@ def test_tables_of_a_task(writer, pages):
     writer.worker_ended(workers[0], exit_code=-9, at_ms=START_MS + 5)
     assert writer.workers_started == 2
     writer.add_gap(None, 5, 9, "the recorder died")
-    writer.add_decision("workers_per_gpu", "V100", 3.0, "memory", START_MS)
+    writer.add_decision(model.Decision.of(model.Code.TRY_MORE_WORKERS, "V100", workers=3, more=1, tried=None), START_MS)
     writer.add_usage(model.UsageReading(None, 5 * 2**30, None, 9, "pss"), 1000)
     marks = [writer.begin_mark(name, START_MS) for name in ("warm", "cold")]
     writer.end_mark(marks[0], START_MS + 7)

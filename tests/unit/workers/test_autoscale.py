@@ -4,14 +4,13 @@ import json
 import multiprocessing
 import threading
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rooms import workers
-from rooms.model import TOO_LONG, ChunkStarted, Device, MemoryHeld, Probed, ProbeKey, Trial, WorkerPlan
+from rooms.model import TOO_LONG, ChunkStarted, Decision, Device, MemoryHeld, Probed, ProbeKey, Trial, WorkerPlan
 from rooms.planning import evaluate
 from rooms.root import BadInput, Launcher, Project, RunSettings, SessionBroken, SystemClock
 from rooms.workers import Learned, Lesson, MemoryLimit, ProbeStore, read_probes, to_toml
@@ -40,14 +39,17 @@ class Task:
         places = [(100 + n, Device(str(n), "test", name="V100", memory_total_bytes=memory)) for n in range(devices)]
         counts = {"cpus": cpus, "per_gpu": per_gpu, "cpu_workers": cpu_workers, "granted_bytes": granted_bytes}
         counts |= {"chunk_s": chunk, "cores_each": each, "exclusive": exclusive}
+        self.peaks, self.held = {}, None  # what is read of the memory
+        counts |= {"memory_peaks": {30.0: self.peaks}.get, "memory_held": lambda: self.held}
         self.subject = f"V100, {max(1, cpus // max(1, devices))} cores, chunks of {chunk} s"
         self.scaler = workers.Autoscaler(places, self.learned, self.note, self.clock, **counts)
         self.bench = Bench(folder, self.script, chunks=200, workers=self.scaler.plans)
         self.supervisor = self.bench.supervisor
 
-    def note(self, kind, model, value, why):
-        assert (kind, model) == ("workers_per_gpu", "V100")
-        self.lines.append(f"{self.clock.monotonic_s() % 10_000:6.1f} s: {value}; {why}")
+    def note(self, decision):
+        assert decision.subject == "V100"
+        at_s, workers = self.clock.monotonic_s() % 10_000, decision.figures["workers"]
+        self.lines.append(f"{at_s:6.1f} s: {workers}; {decision.reason} ({decision.code})")
 
     def script(self, session, batch):
         if session.plan.slot in self.lost:
@@ -80,9 +82,9 @@ class Task:
             supervisor.tally.done = int(done)
             supervisor.audio_done_s = 30.0 * int(done) if audio else 0.0
             supervisor.finished = dict.fromkeys(supervisor.slots_at_work, 1 if warm else 0)
-            peaks = {} if used_gib is None else {100: round(used_gib * GIB * workers), 101: GIB}
-            self.scaler.memory_peaks = {30.0: peaks}.get
-            self.scaler.memory_held = partial(memory_held, held, now_s, workers)
+            if used_gib is not None:
+                self.peaks.update({100: round(used_gib * GIB * workers), 101: GIB})
+            self.held = memory_held(held, now_s, workers)
             self.scaler.update(supervisor, left - int(done))
             if not supervisor.draining:
                 wait_for(lambda: {*supervisor.slots_at_work} <= self.opened, "every worker has its engine")
@@ -140,10 +142,9 @@ def test_a_memory_reading_from_before_the_last_retirement_retires_no_other_worke
 
     def look(read_s=None):
         task.clock.sleep(1)
-        held = MemoryHeld(63 * GIB, read_s or task.clock.monotonic_s())
-        task.scaler.memory_held = lambda: held
+        task.held = MemoryHeld(63 * GIB, read_s or task.clock.monotonic_s())
         task.scaler.update(task.supervisor, left=1000)
-        return len(task.lines) - 1, held.at_s
+        return len(task.lines) - 1, task.held.at_s
 
     assert look()[0] == 1
     still_there, before_s = look()
@@ -153,6 +154,22 @@ def test_a_memory_reading_from_before_the_last_retirement_retires_no_other_worke
     task.supervisor.drain()
     task.go_on.set()
     task.bench.run()
+
+
+def test_the_next_number_follows_from_what_was_measured_and_tried(pages):
+    lines = []
+    for case in (DATA / "autoscale_steps.txt").read_text().splitlines()[1:]:
+        name, limits, trials, reading, performance = case.split("|")
+        limits = workers.Limits(**{"devices": 1, "cores": 8, "cores_each": 1, **json.loads(limits)})
+        tried = json.loads(trials)
+        rates = {int(number): rate for number, rate in tried.pop("rates", {}).items()}
+        trials = workers.Trials(**{"before": tried["workers"], **tried}, rates=rates)
+        measured = workers.Performance(**json.loads(performance)) if performance.strip() else None
+        step = workers.next_step(workers.Reading(**json.loads(reading), performance=measured), trials, limits)
+        decision = step and Decision.of(step.code, workers=step.workers, **step.figures)
+        how = step and "trial" * step.is_trial + "best" * step.is_best
+        lines.append(f"{name}→ {step and f'{step.workers} {how}; {decision.reason} ({step.code})'}")
+    pages({"steps.txt": "\n".join(lines)})
 
 
 def test_the_beginning_follows_from_cores_memory_and_experience(tmp_path, pages, caplog):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from rooms.devices import find_mps_obstacle
-from rooms.model import ChunkStarted, Device, WorkerPlan
+from rooms.model import ChunkStarted, Code, Decision, Device, WorkerPlan
 from rooms.root import LocalFolder, NotHere, SessionBroken, worker_environment
 from rooms.workers import MpsDaemons, end_left_behind, find_obstacle
 from support.fake_mps import ILLEGAL_ADDRESS, install_fake_mps
@@ -41,7 +41,7 @@ class Task:
         local = LocalFolder(self.folder)
         self.mps.start(wanted, devices, most=most, environ={**os.environ, **environ}, mark=self.mark, local=local,
                        hostname="here")  # fmt: skip
-        return [(value, reason) for kind, _, value, reason in self.mps.decisions() if kind == "mps"]
+        return [(one.code, one.reason) for one in self.mps.decisions()]
 
     def processes(self):
         return processes(lambda one: one.environ().get("BADCJOBS_TASK") == self.mark)
@@ -91,12 +91,13 @@ def test_mps_is_not_used_where_it_cannot_be_and_the_reason_is_recorded(machine, 
     known = {"token": "0", "why": "test", "uuid": GPU.uuid, "name": GPU.name, "backend": "nvml"}
     device = Device(**known | {name: facts[name] for name in facts if name not in (*environ, "most")})
     device = device if device.uuid else Device("0", "test")
-    ((used, why),) = task.start(devices=[(DEVICE_ID, device)], most=most, **environ)
-    assert (used, reason in why, task.processes()) == (0.0, True, []), why
+    ((code, why),) = task.start(devices=[(DEVICE_ID, device)], most=most, **environ)
+    expected = Code.MPS_NOT_NEEDED if most == 1 else Code.MPS_NOT_USED
+    assert (code, reason in why, task.processes()) == (expected, True, []), why
     with pytest.raises(NotHere) as refused:
         task.start("on", [(DEVICE_ID, device)], most, **environ)
     assert (refused.value.why, "--mps auto" in refused.value.fix) == (why, True)
-    assert task.start("off", [(DEVICE_ID, device)], most, **environ) == [(0.0, "--mps off")]
+    assert task.start("off", [(DEVICE_ID, device)], most, **environ) == [(Code.MPS_NOT_USED, "--mps off")]
 
 
 @contextmanager
@@ -115,18 +116,18 @@ def test_workers_use_a_daemon_that_the_site_has_started_unless_mps_is_off(machin
     process_id.parent.mkdir()
     for ended in (4194305, os.getpid()):  # no process has so large a number; another program has it now
         process_id.write_text(str(ended))
-        ((used, ours),) = task.start(most=48, **environ)
-        assert (used, ours) == (1.0, "up to 48 workers share the device through a daemon of ours")
+        why = "up to 48 workers share the device through a daemon of ours"
+        assert task.start(most=48, **environ) == [(Code.MPS_SHARED, why)]
         task.mps.close()
         task.folder.joinpath("mps").unlink()
     with daemon_of_the_site(tmp_path / "site"):
         for wanted in ("auto", "on"):
-            used = [(1.0, f"the workers use the daemon of this site, in {tmp_path}/site")]
+            used = [(Code.MPS_OF_SITE, f"the workers use the daemon of this site, in {tmp_path}/site")]
             assert task.start(wanted, **environ) == used
             assert (task.mps.pipe_of(DEVICE_ID), task.processes()) == (f"{tmp_path}/site", [])
-    ((used, why),) = task.start(devices=[(DEVICE_ID, replace(GPU, backend="simulated"))], **environ)
-    assert (used, "not read through NVML" in why) == (0.0, True)
-    assert task.start("off", **environ) == [(0.0, "--mps off")]
+    ((code, why),) = task.start(devices=[(DEVICE_ID, replace(GPU, backend="simulated"))], **environ)
+    assert (code, "not read through NVML" in why) == (Code.MPS_NOT_USED, True)
+    assert task.start("off", **environ) == [(Code.MPS_NOT_USED, "--mps off")]
     assert task.mps.pipe_of(DEVICE_ID) is None
     told = worker_environment(environ, WorkerPlan(0, GPU, DEVICE_ID, 1))
     assert told["CUDA_MPS_PIPE_DIRECTORY"] == "/nonexistent", "else CUDA would use it"
@@ -155,7 +156,7 @@ def test_a_card_with_the_server_of_another_daemon_is_left_to_it(machine, tmp_pat
 
 def test_a_daemon_that_does_not_start_is_done_without_and_says_why(machine, task):
     assert task.start(FAKE_MPS="refuses") == [
-        (0.0, "nvidia-cuda-mps-control does not start: The user does not have the permission to start it")
+        (Code.MPS_NOT_USED, "nvidia-cuda-mps-control does not start: The user does not have the permission to start it")
     ]
     assert task.mps.pipe_of(DEVICE_ID) is None
     with pytest.raises(NotHere, match="--mps on"):
@@ -164,7 +165,7 @@ def test_a_daemon_that_does_not_start_is_done_without_and_says_why(machine, task
 
 def test_each_device_has_a_daemon_of_its_own_and_workers_are_looked_up_among_its_clients(machine, task):
     second = Device("1", "test", index=1, uuid=fake_uuid(1), name="Other GPU", backend="nvml")
-    assert [used for used, _ in task.start(devices=[(100, GPU), (101, second)], most=6)] == [1.0, 1.0]
+    assert [code for code, _ in task.start(devices=[(100, GPU), (101, second)], most=6)] == [Code.MPS_SHARED] * 2
     pipes = [task.mps.pipe_of(device_id) for device_id in (100, 101)]
     assert len({*pipes}) == 2 and all(len(f"{pipe}/control_privileged") < 100 for pipe in pipes)
     environs = [one.environ() for one in task.processes()]
@@ -183,13 +184,12 @@ def test_each_device_has_a_daemon_of_its_own_and_workers_are_looked_up_among_its
         for worker in (client, stranger):
             worker.communicate()
     task.mps.look_for(100, client.pid)  # it has ended, but the log knows it
-    unknown = "is not connected, and runs without it: its server does not list it"
-    assert [(model, value, reason) for _, model, value, reason in task.mps.decisions()] == [
-        ("Stand-in GPU", 1.0, f"worker {client.pid} is connected to its server"),
-        ("Other GPU", 0.0, f"worker {client.pid} {unknown}"),
-        ("Stand-in GPU", 0.0, f"worker {stranger.pid} {unknown}"),
-        ("Stand-in GPU", 1.0, f"worker {client.pid} is connected to its server"),
-    ]  # fmt: skip
+    assert list(task.mps.decisions()) == [
+        Decision(Code.MPS_CONNECTED, "Stand-in GPU", {"pid": client.pid}),
+        Decision(Code.MPS_NOT_CONNECTED, "Other GPU", {"pid": client.pid}),
+        Decision(Code.MPS_NOT_CONNECTED, "Stand-in GPU", {"pid": stranger.pid}),
+        Decision(Code.MPS_CONNECTED, "Stand-in GPU", {"pid": client.pid}),
+    ]
 
 
 def test_with_mps_on_a_first_worker_that_is_not_connected_ends_the_work_and_a_later_one_does_not(machine, task):
@@ -234,8 +234,8 @@ def test_a_prefix_is_a_client_if_its_child_is_and_a_program_for_each_chunk_is_kn
         parent.communicate()
     task.mps.look_for(DEVICE_ID, 1 << 30)
     task.mps.look_for(DEVICE_ID, None)
-    values = [value for *_, value, _ in task.mps.decisions()]
-    assert values == [0.0, 1.0, 0.0, 1.0]
+    codes = [one.code for one in task.mps.decisions()]
+    assert codes == [Code.MPS_NOT_CONNECTED, Code.MPS_CONNECTED] * 2
 
 
 def test_a_server_that_does_not_end_with_its_daemon_is_killed_even_if_it_does_not_look_like_ours(machine, task):
@@ -263,16 +263,15 @@ def test_a_daemon_or_a_server_that_is_killed_is_noted_and_ends_the_workers_of_th
     task.mps.check(ended.append, pytest.fail)
     task.mps.check(ended.append, pytest.fail)  # once is enough
     worker.communicate()
-    *_, (_, _, value, reason) = task.mps.decisions()
+    *_, last = task.mps.decisions()
     if victim == "control":
-        assert (ended, task.mps.pipe_of(DEVICE_ID), value) == ([], None, 0.0)
-        assert "the daemon has ended" in reason
+        assert (ended, task.mps.pipe_of(DEVICE_ID), last.code) == ([], None, Code.MPS_DAEMON_ENDED)
     else:
-        assert (ended, task.mps.pipe_of(DEVICE_ID), "its server has ended" in reason) == ([DEVICE_ID], pipe, True)
+        assert (ended, task.mps.pipe_of(DEVICE_ID), last.code) == ([DEVICE_ID], pipe, Code.MPS_SERVER_ENDED)
         again = worker_of(pipe)
         task.mps.look_for(DEVICE_ID, again.pid)
         again.communicate()
-        assert [value for *_, value, _ in task.mps.decisions()] == [1.0], "the daemon has started another one"
+        assert [one.code for one in task.mps.decisions()] == [Code.MPS_CONNECTED], "the daemon has started another one"
 
 
 def test_what_a_killed_task_left_is_ended_by_the_next_one_and_what_lives_is_not(machine, task, tmp_path):
@@ -332,8 +331,8 @@ def test_a_fault_ends_all_workers_of_the_device_blames_nobody_and_the_guilty_one
     assert all(tries[f"c{n}"] == [OK] for n in range(3, 40))
     shared = [session.plan.pipe is not None for session in bench.engine.sessions]
     assert shared[:3] == [True] * 3 and True in shared[6:], "afterwards MPS is used again"
-    (event,) = bench.rows("SELECT value, reason FROM decision WHERE kind = 'mps' AND reason LIKE 'a fault%'")
-    assert (event[0], bench.tally.retired) == (0.0, []), "one event, and nobody retires"
+    events = bench.rows("SELECT code FROM decision WHERE code LIKE 'mps.fault%'")
+    assert (events, bench.tally.retired) == ([("mps.fault",)], []), "one event, and nobody retires"
 
 
 # What happens at each try → its tries; the first one is under MPS.

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rooms.model import Chunk, ChunkResult, ChunkStarted, Fingerprint, WorkerPlan
+from rooms.model import Chunk, ChunkResult, ChunkStarted, Code, Decision, Fingerprint, WorkerPlan
 from rooms.root import SessionBroken
 from rooms.sources import AudioCutter, CannotCut, NoDecoder
 from rooms.workers import Stager, StagingChoice, choose_staging
@@ -65,7 +65,8 @@ class Bench:
 
     def start(self, coming, *, most_bytes=PLENTY, ready=None, only_cuts=False):
         self.coming[:] = coming
-        self.stager.start(lambda count: self.coming[:count], StagingChoice(True, "", most_bytes, only_cuts))
+        code = Code.STAGE_CUTS if only_cuts else Code.STAGE_ALL
+        self.stager.start(lambda count: self.coming[:count], StagingChoice(Decision.of(code), most_bytes))
         self.wait(len(coming) if ready is None else ready)
 
     def wait(self, ready):
@@ -134,7 +135,9 @@ def test_audio_is_copied_from_a_shared_filesystem_to_a_disk_of_the_node(short_pa
             wanted, names, local = case.split(" | ")
             choice = choose_staging(wanted, [chunks[name] for name in names.split()], places[local])
             what = "only cuts" if choice.only_cuts else "all" if choice.staged else "nothing"
-            lines.append(f"{wanted}: {names} to {local}: {what}, at most {choice.most_bytes} bytes: {choice.why}")
+            lines.append(
+                f"{wanted}: {names} to {local}: {what}, at most {choice.most_bytes} bytes: {choice.decision.reason}"
+            )
     said = "\n".join(lines).replace(str(short_path), "/…").replace(str(os.getpid()), "self")
     pages({"choices.txt": said})
 
@@ -368,7 +371,7 @@ def test_a_chunk_that_cannot_be_cut_or_was_replaced_after_it_was_listed_fails_al
         assert bench.copies == []
 
     for problem in [
-        CannotCut("night.wav has no audio in it"), NoDecoder("no\npip install 'badcjobs[audio]'"),
+        CannotCut("night.wav has no audio in it"), NoDecoder("it needs ffmpeg"),
         OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EACCES, "Permission denied"),
     ]:  # fmt: skip
         bench.cutter.refusals = {0.0: problem}

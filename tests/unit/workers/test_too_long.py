@@ -11,7 +11,7 @@ from rooms import workers
 from rooms.model import Chunk, ChunkResult, ChunkStarted, Detection, Device, WorkerPlan
 from rooms.root import SessionBroken
 from rooms.sources import AudioCutter, CannotCut
-from rooms.workers import MemoryLimit, MemoryLimits, Way, plan_pieces
+from rooms.workers import Circumstance, MemoryLimit, MemoryLimits, Way, plan_pieces
 from support import supervised
 from support.audio import make_wav
 from support.facts import calls
@@ -135,10 +135,11 @@ def test_ways_follow_from_what_fitted_and_what_did_not(pages):
             way = limits.way_of(V100, ("r", "new"), audio_s)
             ways.setdefault(names.get(way, f"in{way.pieces}"), []).append("?" if audio_s is None else f"{audio_s:g}")
         told = "; ".join(f"{way}: {' '.join(of)}" for way, of in ways.items())
-        mine = "no way left" if limits.ways_left(("r", "A")) is False else names[limits.way_of(V100, ("r", "A"), 60)]
+        is_smallest = limits.circumstances(("r", "A")) == {Circumstance.SMALLEST_WAY}
+        mine = "no way left" if is_smallest else names[limits.way_of(V100, ("r", "A"), 60)]
         learned = "; ".join(f"usual < {one.crowded_s}, lean < {one.alone_s}" for one in lessons)
         lines += [f"# {name} ({known}; {deeds})", f"  {told}", f"  A: {mine}; learned: {learned or 'nothing'}"]
-        assert limits.ways_left(("r", "new")) is None
+        assert not limits.circumstances(("r", "new"))
     pages({"ways.txt": "\n".join(lines)})
 
 

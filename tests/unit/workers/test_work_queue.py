@@ -73,15 +73,16 @@ def play(story):
             known += fresh
             queue.add(fresh, complete=verb != "begin")
         elif verb == "take":
-            batch = queue.take(Room(numbers[0] if numbers else math.inf), lean="lean" in words)
-            answer = batch and (batch.chunks, *(mark for mark in ("alone", "lean") if getattr(batch, mark)))
+            room, is_lean = Room(numbers[0] if numbers else math.inf), "lean" in words
+            batch = queue.take(room, prefers=lambda batch, is_lean=is_lean: batch.apart != is_lean)
+            answer = batch and (batch.chunks, *(mark for mark in ("alone", "apart") if getattr(batch, mark)))
         elif verb == "more":
             answer = queue.more(numbers[0], idle=numbers[1])
         elif verb == "back":
             first, _, last = words[0].partition("-")
             back = known[int(first) : int(last or first) + 1]
             rest_s = numbers[-1] if "rest" in words else 0
-            queue.put_back(back, delay_s=rest_s, alone="alone" in words, lean="lean" in words)
+            queue.put_back(back, delay_s=rest_s, alone="alone" in words, apart="apart" in words)
         elif verb == "seen":
             answer = queue.upcoming(numbers[0])
         elif verb == "room":
@@ -127,7 +128,7 @@ NEWS = {
     "comes back": (lambda queue, first: queue.put_back(first), Batch(chunks(1))),
     "comes back later": (lambda queue, first: queue.put_back(first, delay_s=0.02), Batch(chunks(1))),
     "comes back alone": (
-        lambda queue, first: queue.put_back(first, alone=True),
+        lambda queue, first: queue.put_back(first, apart=True),
         Batch(chunks(1), alone=True, apart=True),
     ),
     "fresh": (lambda queue, first: queue.add(chunks(1, first=5), complete=True), Batch(chunks(1, first=5))),

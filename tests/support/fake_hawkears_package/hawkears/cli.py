@@ -12,13 +12,16 @@ import click
 def analyze(
     input_path="", output_path="", rtype="audacity", date=None, region=None, lat=None, lon=None, min_score=None,
     num_threads=None, max_models=None, label=None, quiet=False, *, recording_callback=None, cancellation_callback=None,
-    recording_paths=(), raise_errors=False,
+    recording_paths=(), raise_errors=False, occurrence_metadata=None,
 ):  # fmt: skip
     """Analyse a fixed list, or a folder; what goes wrong is logged and forgotten unless ``raise_errors``."""
     if os.environ.get("FAKE_HAWKEARS_NO_TORCH"):
         raise ModuleNotFoundError("No module named 'torch'")
     from hawkears.core import analyzer
 
+    if label not in (None, "code", "alt_code"):
+        logging.error(f"Error. invalid label field: {label}")
+        return
     time.sleep(float(os.environ.get("FAKE_HAWKEARS_START_S", "0")))
     print("HawkEars prints what it likes, where it likes", flush=True)
     models = sorted(Path("data/ckpt").glob("*.ckpt"))
@@ -34,7 +37,7 @@ def analyze(
             raise analyzer.InferenceError(text)
         callback = recording_callback or writer(Path(output_path))
         paths = recording_paths or sorted(Path(input_path).iterdir())
-        analyzer.Analyzer(cfg).run(output_path, callback, cancellation_callback, paths)
+        analyzer.Analyzer(cfg).run(output_path, callback, cancellation_callback, paths, occurrence_metadata)
     except (analyzer.InferenceError, ValueError) as error:
         if raise_errors:
             raise

@@ -11,10 +11,9 @@ from types import SimpleNamespace
 
 import polars
 import torch
-from support.fake_hawkears import CODES, KNOWN_REGIONS, NAMES, OUT_OF_MEMORY, length_s, listen
+from support.fake_hawkears import CODES, KNOWN_REGIONS, NAMES, OUT_OF_MEMORY, length_s, listen, occurs, region_at
 from support.fake_mps import BUSY, tell_daemon
 
-NOT_IN_BC = ("RUGR", "STGR")  # by our own decree: a location must make a difference
 _LOADING = threading.Lock()
 util = SimpleNamespace(get_device=lambda: "cuda" if torch.cuda.is_available() else "cpu")
 
@@ -71,20 +70,32 @@ class Predictor:
         found = listen(path, self.audio.seconds(), self.cfg.infer.num_threads) if not self.audio.load_error else []
         return None if self.audio.load_error or self.audio.seconds() < 0.5 else found
 
+    def get_dataframe(self, score_array, frame_map, start_times, recording_name):
+        return [row for row in frame_map if row[3] >= self.cfg.min_score]
+
 
 class OccurrenceManager:
     """Knows where a recording is from: those of the list by name, others by the region alone."""
 
-    def __init__(self, cfg, paths):
+    def __init__(self, cfg, paths, metadata=None):
         self.region = cfg.hawkears.region
-        region = self.region or ("CA-BC" if (cfg.hawkears.latitude or 0) < 60 else "CA-NT")
+        region = self.region or region_at(cfg.hawkears.latitude)
         self.file_info = {Path(path).name: (region, None) for path in paths}
+        if metadata is not None:
+            self._process_recording_metadata(metadata)
+
+    def _process_recording_metadata(self, metadata):
+        self.file_info = {
+            path: (place.get("region_code") or region_at(place.get("latitude")), place.get("recorded_at"))
+            for path, place in metadata.items()
+        }
 
     def occurs(self, path, code):
-        region = self.file_info.get(Path(path).name, (self.region, None))[0]
+        key = path if path in self.file_info else Path(path).name
+        region, date = self.file_info.get(key, (self.region, None))
         if region is not None and region not in KNOWN_REGIONS:
             logging.error(f"Error: location {region} not found")
-        return region != "CA-BC" or code not in NOT_IN_BC
+        return occurs(code, region, date)
 
 
 class Analyzer:
@@ -111,22 +122,38 @@ class Analyzer:
                 raise InferenceError(f'Could not load recording "{path}": {predictor.audio.load_error}')
             if found is None and predictor.audio.seconds() >= 0.5:
                 continue
-            kept = [
-                SimpleNamespace(species=self.labels[code], start_time=start_s, end_time=end_s, score=score)
-                for start_s, end_s, code, score in found or []
-                if score >= self.cfg.min_score and (self.occur_mgr is None or self.occur_mgr.occurs(path, code))
-            ]
-            self.recording_callback(SimpleNamespace(recording_path=Path(path), detections=tuple(kept)))
+            frame_map = list(found or ())
+            self._update_frame_map(frame_map, path)
+            kept = self._dataframe_detections(path, predictor.get_dataframe(None, frame_map, None, ""))
+            self.recording_callback(SimpleNamespace(recording_path=Path(path), detections=kept))
 
-    def run(self, output_path, recording_callback, cancelled, paths):
+    def _update_frame_map(self, frame_map, recording_path):
+        if self.occur_mgr is None:
+            return None
+        rare = [row for row in frame_map if not self.occur_mgr.occurs(recording_path, row[2])]
+        frame_map[:] = [row for row in frame_map if row not in rare]
+        return rare
+
+    def _filter_output_dataframe(self, table):
+        return table
+
+    _split_long_dataframe_labels = _filter_short_dataframe_labels = _filter_output_dataframe
+
+    def _dataframe_detections(self, recording_path, table):
+        return tuple(
+            SimpleNamespace(species=self.labels[code], start_time=start_s, end_time=end_s, score=score)
+            for start_s, end_s, code, score in table
+        )
+
+    def run(self, output_path, recording_callback, cancelled, paths, metadata):
         self.recording_callback = recording_callback
         shape = os.environ.get("FAKE_HAWKEARS_SHAPE")
         if shape == "deaf":
             return
         if shape == "stuck":
             raise InferenceError("no such date")
-        if self.cfg.hawkears.region or self.cfg.hawkears.latitude is not None:
-            self.occur_mgr = OccurrenceManager(self.cfg, paths)
+        if self.cfg.hawkears.region or self.cfg.hawkears.latitude is not None or metadata is not None:
+            self.occur_mgr = OccurrenceManager(self.cfg, paths, metadata)
         lanes, work = max(1, min(self.cfg.infer.num_threads, len(paths))), self._process_recordings
         with ThreadPoolExecutor(lanes) as pool:
             jobs = [pool.submit(work, paths[n::lanes], output_path, cancelled) for n in range(lanes)]
@@ -136,3 +163,5 @@ class Analyzer:
 
 if os.environ.get("FAKE_HAWKEARS_SHAPE") == "other":
     del Analyzer._process_recordings
+if os.environ.get("FAKE_HAWKEARS_SHAPE") == "unplaced":
+    del OccurrenceManager._process_recording_metadata

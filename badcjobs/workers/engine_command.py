@@ -11,6 +11,7 @@ the audio, ``a.BirdNET.results.csv``, or else the only one that can be understoo
 
 from __future__ import annotations
 
+import json
 import logging
 import shlex
 import shutil
@@ -24,51 +25,77 @@ from pathlib import Path
 
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.masking import find_secrets, mask
-from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
+from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Place, WorkerPlan
 from badcjobs.processes import Process, fingerprint_of, last_lines, worker_environment
-from badcjobs.seams import More, SessionBroken, nothing_more
+from badcjobs.seams import EngineTraits, More, SessionBroken, nothing_more
 from badcjobs.store.atomic_write import fresh_file, make_folder
 from badcjobs.store.export_badc import chunk_file
-from badcjobs.workers import retry
+from badcjobs.workers import policy
 from badcjobs.workers.detection_tables import UnknownTable, parse_detections
-from badcjobs.workers.stream_session import EngineStart, HangTimeout, log_size
+from badcjobs.workers.error_patterns import classify, describe_exit, fault_of_node, stated_class
+from badcjobs.workers.hawkears1 import PLACES_FILE, RARITIES
+from badcjobs.workers.program_start import EngineRequest, EngineStart, HangTimeout
+from badcjobs.workers.stream_session import log_size, place_facts
 
 log = logging.getLogger(__name__)
 
-PLACEHOLDERS = ("input", "output", "inputs", "outputs", "device", "device_index", "chunk_id", "recording_id")
-_PER_CHUNK = ("input", "output", "chunk_id", "recording_id")
+_OF_RECORDING = ("chunk_id", "recording_id", "latitude", "longitude", "date", "region")
+PLACEHOLDERS = ("input", "output", "inputs", "outputs", "device", "device_index", *_OF_RECORDING)
+_PER_CHUNK = ("input", "output", *_OF_RECORDING)
 _PER_BATCH = ("inputs", "outputs")
 _DEFAULT_BATCH = 64
 _ENDINGS = (".csv", ".tsv", ".txt")  # of tables
 _EXAMPLE = "badcjobs run … --engine command --command 'program {input} {output}'"
+TRAITS = EngineTraits(writes_tables=True, one_program_per_chunk=True)
+
+
+def make_engine(request: EngineRequest) -> CommandEngine:
+    """Return the engine that runs the program of --command."""
+    return CommandEngine(request.start, request.settings.command or "")
 
 
 def parse_command(template: str) -> tuple[list[str], bool]:
     """Split a command into words and check its placeholders; return also whether it runs once per batch."""
     try:
         words = shlex.split(template)
-        fields = {field for word in words for field in _fields(word)}
+        fields = set().union(*map(_fields, words))
     except ValueError as error:
         raise BadInput(f"--command {template!r} cannot be read", why=str(error), fix=_EXAMPLE) from error
-    needed = _PER_BATCH if fields & set(_PER_BATCH) else ("input", "output")
+    is_per_batch = not fields.isdisjoint(_PER_BATCH)
+    needed = _PER_BATCH if is_per_batch else ("input", "output")
     faults = [f"{{{name}}} is not a placeholder" for name in sorted(fields - set(PLACEHOLDERS))]
     faults += [f"{{{name}}} is missing" for name in needed if name not in fields]
-    if needed is _PER_BATCH:
+    if is_per_batch:
         faults += [f"{{{name}}} cannot be used together with {{inputs}}" for name in _PER_CHUNK if name in fields]
     if faults or not words:
+        placeholders = " ".join(f"{{{name}}}" for name in PLACEHOLDERS)
         raise BadInput(
-            f"--command {template!r}: " + ", ".join(faults),
-            why="placeholders are " + " ".join(f"{{{name}}}" for name in PLACEHOLDERS) + "; write {{ for a brace",
+            f"--command {template!r}: {', '.join(faults)}",
+            why=f"placeholders are {placeholders}; write {{{{ for a brace",
             fix=_EXAMPLE,
         )
-    return words, needed is _PER_BATCH
+    return words, is_per_batch
 
 
-def _fields(word: str) -> Iterator[str]:
-    """Yield the text between braces, with its format: ``{input:>9}`` is not a placeholder."""
+def _fields(word: str) -> set[str]:
+    """Return the texts between braces, with their formats: ``{input:>9}`` is not a placeholder."""
+    fields = set()
     for _, name, form, conversion in string.Formatter().parse(word):
-        if name is not None:
-            yield name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
+        if name is None:
+            continue
+        if conversion:
+            name += f"!{conversion}"
+        if form:
+            name += f":{form}"
+        fields.add(name)
+    return fields
+
+
+def place_values(place: Place) -> dict[str, str]:
+    """Return the values of the placeholders for a place; an unknown one is empty."""
+    date = (place.recorded_on or "")[:10]
+    values = {"latitude": place.latitude, "longitude": place.longitude, "date": date, "region": place.region}
+    return {name: "" if value is None else str(value) for name, value in values.items()}
 
 
 def parse_batch_size(args: Sequence[str]) -> int:
@@ -90,7 +117,8 @@ class CommandEngine:
     """Runs the user's program, for each chunk or for each batch."""
 
     name = "command"
-    is_hawkears = False  # HawkEars' messages are only recognised in the output of HawkEars
+    traits = TRAITS
+    receives_term = True  # an unknown program may end its own child processes with TERM: if ignored, they would hang
 
     def __init__(
         self, start: EngineStart, template: str, hang_timeout: HangTimeout | None = None, batch: int | None = None
@@ -106,14 +134,20 @@ class CommandEngine:
     @property
     def wants(self) -> int:
         """One chunk, or a batch."""
-        return (self._batch or parse_batch_size(self.start.args)) if self.per_batch else 1
+        if not self.per_batch:
+            return 1
+        return self._batch or parse_batch_size(self.start.args)
 
     @property
     def version(self) -> str | None:
         """A fingerprint of the files in the command: a changed program is another version."""
-        found = [shutil.which(self._template[0], path=self.start.environ.get("PATH")), *self._template[1:]]
-        files = [Path(word) for word in found if word and Path(word).is_file()]
-        return " ".join([*(path.name for path in files), fingerprint_of(files) or ""]) if files else None
+        program = shutil.which(self._template[0], path=self.start.environ.get("PATH"))
+        words = [program or "", *self._template[1:]]
+        files = [Path(word) for word in words if Path(word).is_file()]
+        if not files:
+            return None
+        names = [path.name for path in files]
+        return " ".join([*names, fingerprint_of(files) or ""])
 
     def check(self) -> None:
         """Check that the program exists before any chunk starts."""
@@ -126,6 +160,10 @@ class CommandEngine:
                 why="it is neither an executable file nor on PATH",
                 fix=f"command -v {shlex.quote(program)}   (on the compute node: load its module first)",
             )
+
+    def chunks_at_once(self, plan: WorkerPlan) -> int:
+        """Return 1: a program runs for one chunk or batch at a time."""
+        return 1
 
     def argv_template(self, plan: WorkerPlan) -> list[str]:
         """Return the command line for one worker, with placeholders."""
@@ -143,7 +181,7 @@ class CommandEngine:
         return CommandSession(self, plan, scratch)
 
     def keep_raw(self, chunk: Chunk, content: bytes, ending: str = ".csv") -> None:
-        """Write a copy of an output file to the run folder, with --keep-raw; warn once if that is not possible."""
+        """Write a copy of an output file to the run folder, with run.keep_raw; warn once if that is not possible."""
         if self.start.raw is None:
             return
         target = self.start.raw / chunk_file(chunk.recording_id, chunk.chunk_id, ending)
@@ -153,7 +191,7 @@ class CommandEngine:
                 file.write(content)
         except BadInput as error:
             if not self._cannot_keep:
-                log.warning("--keep-raw: %s (%s); the work continues", error.what, error.why)
+                log.warning("run.keep_raw: %s (%s); the work continues", error.what, error.why)
             self._cannot_keep = True
 
 
@@ -163,14 +201,16 @@ class CommandSession:
     pid: int | None = None
 
     def __init__(self, engine: CommandEngine, plan: WorkerPlan, scratch: Path) -> None:
-        self._engine, self._plan = engine, plan
+        self._engine = engine
+        self._plan = plan
         self._words = engine.argv_template(plan)
         self._env = engine.environment(plan, scratch)
-        self._launcher, self._clock = engine.start.launcher, engine.start.clock
-        self._per_batch = engine.per_batch
+        self._launcher = engine.start.launcher
+        self._clock = engine.start.clock
         self._folder = scratch / "command"  # emptied before each run
         self._outputs = self._folder / "outputs"
         self._log = self._folder / "command.log"
+        self._oom_kills: int | None = None  # before the current run
         self._lock = threading.Lock()
         self._running: Process | None = None
         self._killed = False  # set by another thread
@@ -182,12 +222,14 @@ class CommandSession:
             if self._interrupted or self._killed:
                 return
             started_at_ms = self._clock.now_ms()
-            yield from (ChunkStarted(chunk, started_at_ms) for chunk in part)
+            for chunk in part:
+                yield ChunkStarted(chunk, started_at_ms)
             code = self._run(part)
             if code == 0:
                 stems = [Path(chunk.audio_path).stem for chunk in part]
-                yield from (self._read(chunk, started_at_ms, stems) for chunk in part)
-            elif code is not None and not (self._per_batch and self._killed):
+                for chunk in part:
+                    yield self._read(chunk, started_at_ms, stems)
+            elif code is not None and not (self._engine.per_batch and self._killed):
                 yield from self._explain(part, code, started_at_ms)
 
     def interrupt(self) -> None:
@@ -209,120 +251,158 @@ class CommandSession:
         """Run the program on these chunks; return its exit code, None if it was killed before its start."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self._outputs.mkdir(parents=True)
-        device = self._plan.device
-        index = "" if device is None or device.index is None else str(device.index)
-        values = {"device": device.pin if device else "", "device_index": index}
         env = dict(self._env)
-        if self._per_batch:
-            paths = self._folder / "inputs.txt"
-            paths.write_text("".join(f"{chunk.audio_path}\n" for chunk in chunks), errors="surrogateescape")
-            values.update(inputs=str(paths), outputs=str(self._outputs))
+        if self._engine.per_batch:
+            values = self._batch_values(chunks)
         else:
             [chunk] = chunks
-            chunk_id = chunk.piece_of or chunk.chunk_id
-            values.update(input=chunk.audio_path, output=str(self._output(chunk)))
-            values.update(chunk_id=chunk_id, recording_id=chunk.recording_id)
-            env.update(BADCJOBS_CHUNK_ID=chunk_id, BADCJOBS_RECORDING_ID=chunk.recording_id)
-        lengths = [chunk.audio_s for chunk in chunks]
-        audio_s = None if None in lengths else sum(length or 0.0 for length in lengths)
+            values = self._chunk_values(chunk)
+            env["BADCJOBS_CHUNK_ID"] = values["chunk_id"]
+            env["BADCJOBS_RECORDING_ID"] = chunk.recording_id
+        device = self._plan.device
+        values["device"] = device.pin if device else ""
+        values["device_index"] = str(device.index) if device and device.index is not None else ""
+        argv = [word.format(**values) for word in self._words]
+
+        lengths_s = [chunk.audio_s for chunk in chunks]
+        audio_s = None if None in lengths_s else sum(length_s or 0.0 for length_s in lengths_s)
         began_s = self._clock.monotonic_s()
         self._oom_kills = self._engine.start.oom_kills()
-        argv = [word.format(**values) for word in self._words]
         code = self._wait(argv, env, self._engine.hang_timeout.limit_s(audio_s))
         if code == 0:
             self._engine.hang_timeout.learn(self._clock.monotonic_s() - began_s, audio_s)
         return code
 
+    def _chunk_values(self, chunk: Chunk) -> dict[str, str]:
+        """Return the values of the placeholders for one chunk."""
+        return {
+            "input": chunk.audio_path,
+            "output": str(self._output(chunk)),
+            "chunk_id": chunk.piece_of or chunk.chunk_id,
+            "recording_id": chunk.recording_id,
+            **place_values(chunk.place),
+        }
+
+    def _batch_values(self, chunks: Sequence[Chunk]) -> dict[str, str]:
+        """Write the files about a batch, and return the values of its placeholders."""
+        paths = self._folder / "inputs.txt"
+        paths.write_text("".join(f"{chunk.audio_path}\n" for chunk in chunks), errors="surrogateescape")
+        if self._engine.start.places:
+            places = [place_facts(chunk.place) for chunk in chunks]
+            (self._folder / PLACES_FILE).write_text(json.dumps(places))
+        return {"inputs": str(paths), "outputs": str(self._outputs)}
+
     def _wait(self, argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> int | None:
-        """Wait for the end of a program; no output in its log for ``limit_s`` is a hang."""
-        # An unknown program may end its own child processes with TERM: if they ignored it, they would hang.
-        receives_term = not self._engine.is_hawkears
+        """Run a program to its end; no output in its log for ``limit_s`` is a hang."""
         with self._lock:
             if self._killed:
                 return None
             try:
-                process = self._launcher.start(argv, env=env, cwd=None, stderr=self._log, receives_term=receives_term)
+                process = self._launcher.start(
+                    argv, env=env, cwd=None, stderr=self._log, receives_term=self._engine.receives_term
+                )
             except OSError as error:
-                error_class = retry.fault_of_node(error, self._folder) or retry.NO_PROGRAM
+                error_class = fault_of_node(error, self._folder) or policy.NO_PROGRAM
                 raise SessionBroken(error_class, f"{argv[0]}: {error}", at_start=True) from error
             self._running = process
-        size, since_s = log_size(self._log), self._clock.monotonic_s()
         try:
-            while True:
-                try:
-                    return process.wait(timeout=min(5.0, limit_s / 4))
-                except subprocess.TimeoutExpired:
-                    if (now := log_size(self._log)) != size:
-                        size, since_s = now, self._clock.monotonic_s()
-                    elif self._clock.monotonic_s() - since_s >= limit_s:
-                        self._end()
-                        process.wait()
-                        raise SessionBroken(retry.HANG, f"no output from the program for {limit_s:.0f} s") from None
+            return self._watch(process, limit_s)
         finally:
             self._end()  # including processes that it left in its group
+
+    def _watch(self, process: Process, limit_s: float) -> int:
+        """Return the exit code of a program; kill it if it writes nothing for too long."""
+        size = log_size(self._log)
+        silent_since_s = self._clock.monotonic_s()
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return process.wait(timeout=min(5.0, limit_s / 4))
+            size_before = size
+            size = log_size(self._log)
+            if size != size_before:
+                silent_since_s = self._clock.monotonic_s()
+            elif self._clock.monotonic_s() - silent_since_s >= limit_s:
+                self._end()
+                process.wait()
+                raise SessionBroken(policy.HANG, f"no output from the program for {limit_s:.0f} s")
 
     def _end(self) -> None:
         if self._running is not None:
             self._launcher.kill(self._running)
 
     def _output(self, chunk: Chunk) -> Path:
-        return self._outputs / (f"{Path(chunk.audio_path).stem}.csv" if self._per_batch else "detections.csv")
+        if not self._engine.per_batch:
+            return self._outputs / "detections.csv"
+        return self._outputs / f"{Path(chunk.audio_path).stem}.csv"
 
     def _find_output(self, chunk: Chunk, stems: Sequence[str]) -> Path:
         """Return the table of a chunk; ``stems``: the names of all audio files of this run, without their endings."""
-        given = self._output(chunk)
-        if given.is_file():
-            return given
+        wanted = self._output(chunk)
+        if wanted.is_file():
+            return wanted
         stem = Path(chunk.audio_path).stem
-        written = sorted(p for p in self._outputs.rglob("*") if p.suffix in _ENDINGS and p.is_file())
-        for path in sorted(written, key=lambda path: path.suffix):
+        tables = sorted(path for path in self._outputs.rglob("*") if path.suffix in _ENDINGS and path.is_file())
+        for table in sorted(tables, key=lambda table: table.suffix):
             # A file of rec.001 also starts like one of rec: the longest name counts.
-            if max((one for one in stems if path.name.startswith(f"{one}.")), key=len, default=None) == stem:
-                return path
-        for path in written if len(stems) == 1 else ():
+            named_after = [stem for stem in stems if table.name.startswith(f"{stem}.")]
+            if max(named_after, key=len, default=None) == stem:
+                return table
+        if len(stems) > 1 or not tables:
+            raise FileNotFoundError(f"{{output}} ({wanted.name}) was not written")
+        for table in tables:
             with suppress(ValueError, OSError):  # such as BirdNET's list of its own settings
-                parse_detections(path.read_text(encoding="utf-8"), path.name)
-                return path
-        others = f", only {', '.join(path.name for path in written)}" if written and len(stems) == 1 else ""
-        raise FileNotFoundError(f"{{output}} ({given.name}) was not written{others}")
+                parse_detections(table.read_text(encoding="utf-8"), table.name)
+                return table
+        others = ", ".join(table.name for table in tables)
+        raise FileNotFoundError(f"{{output}} ({wanted.name}) was not written, only {others}")
 
     def _read(self, chunk: Chunk, started_at_ms: int, stems: Sequence[str]) -> ChunkResult:
         try:
-            path = self._find_output(chunk, stems)
-            content = path.read_bytes()
-            self._engine.keep_raw(chunk, content, path.suffix)
-            detections = tuple(parse_detections(content.decode(), path.name))
+            table = self._find_output(chunk, stems)
+            content = table.read_bytes()
+            self._engine.keep_raw(chunk, content, table.suffix)
+            detections = parse_detections(content.decode(), table.name)
+            rare = table.with_suffix(RARITIES)
+            rarities = parse_detections(rare.read_text(), rare.name) if rare.is_file() else []
         except FileNotFoundError as missing:
-            error_class, error = retry.NO_OUTPUT, f"exit code 0, but {missing}"
+            return self._no_result(chunk, started_at_ms, policy.NO_OUTPUT, f"exit code 0, but {missing}")
         except (ValueError, OSError) as problem:
-            error_class, error = retry.BAD_OUTPUT, f"{{output}} cannot be read: {problem}"
+            error = f"{{output}} cannot be read: {problem}"
             if isinstance(problem, UnknownTable) and not self._engine.understood:  # all chunks would fail
-                raise SessionBroken(retry.CONFIGURATION, error) from problem
-        else:
-            self._engine.understood = True
-            return ChunkResult(chunk, started_at_ms, self._clock.now_ms(), detections, audio_s=chunk.audio_s)
-        error = f"{chunk.audio_path}: {error}\n{self._said()}".strip()
+                raise SessionBroken(policy.CONFIGURATION, error) from problem
+            return self._no_result(chunk, started_at_ms, policy.BAD_OUTPUT, error)
+        self._engine.understood = True
+        return ChunkResult(
+            chunk,
+            started_at_ms,
+            self._clock.now_ms(),
+            detections=tuple(detections),
+            audio_s=chunk.audio_s,
+            rarities=tuple(rarities),
+        )
+
+    def _no_result(self, chunk: Chunk, started_at_ms: int, error_class: str, error: str) -> ChunkResult:
+        error = f"{chunk.audio_path}: {error}\n{self._last_output()}".strip()
         return self._failure(chunk, started_at_ms, error_class, error)
 
     def _explain(self, chunks: Sequence[Chunk], code: int, started_at_ms: int) -> Iterator[ChunkResult]:
         """Charge a chunk that ran alone; in a batch the cause is unknown, and output files may be incomplete."""
-        output = self._said()
-        error_class = retry.classify(output, code)
-        if error_class in (retry.BAD_AUDIO, retry.CONFIGURATION) and not self._engine.is_hawkears:
-            error_class = retry.EXIT_CODE
-        if error_class == retry.TERMINATED:
-            raise SessionBroken(retry.TERMINATED, "another process ended the program (SIGTERM)")
-        if error_class in retry.RETIRING or error_class == retry.CONFIGURATION:
+        output = self._last_output()
+        error_class = stated_class(output) or classify(output, code, self._engine.traits.error_patterns)
+        if error_class == policy.TERMINATED:
+            raise SessionBroken(policy.TERMINATED, "another process ended the program (SIGTERM)")
+        if error_class in (*policy.OF_DEVICE, policy.CONFIGURATION):
             raise SessionBroken(error_class, output)
-        error = f"the program ended {retry.describe_exit(code)}\n{output}".strip()
+        error = f"the program ended {describe_exit(code)}\n{output}".strip()
         if len(chunks) == 1:
             yield self._failure(chunks[0], started_at_ms, error_class, f"{chunks[0].audio_path}: {error}")
             return
         why = f"lost with its batch of {len(chunks)} chunks ({error_class}): {error}"
         for chunk in chunks:
-            yield replace(self._failure(chunk, started_at_ms, retry.BATCH_LOST, why), charged=False)
+            lost = self._failure(chunk, started_at_ms, policy.BATCH_LOST, why)
+            yield replace(lost, charged=False, batch_error_class=error_class)
 
-    def _said(self) -> str:
+    def _last_output(self) -> str:
         """Return the last lines that the program has written, without its secrets."""
         return mask(last_lines(self._log), find_secrets(self._words))
 
@@ -336,8 +416,10 @@ def split_batch(batch: Sequence[Chunk], most: int) -> list[list[Chunk]]:
     parts: list[dict[str, Chunk]] = []  # by name
     for chunk in batch:
         name = Path(chunk.audio_path).stem.casefold()
-        part = next((part for part in parts if name not in part and len(part) < most), {})
-        if not part:
-            parts.append(part)
-        part[name] = chunk
+        for part in parts:
+            if name not in part and len(part) < most:
+                part[name] = chunk
+                break
+        else:
+            parts.append({name: chunk})
     return [list(part.values()) for part in parts]

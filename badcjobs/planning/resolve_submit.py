@@ -1,0 +1,145 @@
+"""Resolve a ``badcjobs submit`` into one value, before anything is written or submitted.
+
+It goes through the project file, the options, the site, what was learned from earlier runs, the job that a run folder
+already has, and the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from badcjobs.cluster.sbatch_options import read_asked, read_options, submit_words
+from badcjobs.cluster.submit import ArrayPlan, plan_array
+from badcjobs.planning.bill import FASTEST, usual_request
+from badcjobs.planning.site import Site, find_site
+from badcjobs.project import Project
+from badcjobs.run_toml import digest_filelist
+from badcjobs.seams import Environ
+from badcjobs.settings import AUTO, PlanSettings, RunSettings, SubmitSettings, absolute
+from badcjobs.store.submission_record import Record, read_intent, read_record
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitWish:
+    """What the user asks for, and where."""
+
+    flags: Mapping[str, Any]  # the options of run by key
+    options: SubmitSettings
+    project: Project
+    cwd: Path
+    environ: Environ
+    again: bool = False  # --again
+    mistakes: Sequence[str] = ()  # in the options
+    progress: Callable[[int], None] = lambda rows: None
+
+    @property
+    def out(self) -> Path:
+        """The run folder."""
+        return self.cwd / str(self.flags.get("out") or self.project.get("run", "out"))
+
+    def run_arguments(self, filelist_digest: str | None) -> tuple[str, ...]:
+        """Return the arguments of each task's badcjobs; paths are absolute, so that tasks may start in any folder."""
+        flags = {**self.flags, "filelist_digest": filelist_digest}
+        given = {key: value for key, value in flags.items() if value is not None}
+        sources = given.get("source") or self.project.get("run", "source") or ()
+        paths = [absolute(self.cwd, source) for source in sources]
+        return ("run", *paths, f"--out={self.out}", *self.project.run_words(given, self.cwd))
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedSubmit:
+    """The inputs of a submission, all known before anything is written."""
+
+    plan: ArrayPlan
+    options: SubmitSettings  # with what the site and earlier runs say
+    settings: RunSettings  # of each task
+    site: Site
+
+
+def resolve_submit(wish: SubmitWish) -> ResolvedSubmit:
+    """Return what a command would submit; raise one BadInput per kind of problem."""
+    mistakes = list(wish.mistakes)
+    is_local = wish.options.cluster == "local"
+    site = find_site(wish.project.site, wish.cwd, "--config site=")
+    submission = None if wish.again else _known_submission(wish.out)
+    options = complete(wish.options, wish.project, wish.flags, site, wish.environ, wish.cwd, submission)
+
+    settings = wish.project.make(RunSettings, wish.flags, "submit", mistakes)
+    if settings.stop_after:
+        mistakes.append("[run] stop_after is for one task, not for an array")
+    # The source of a job that exists was checked when it was submitted.
+    record = None if wish.again or is_local else read_record(wish.out)
+    plan = plan_array(
+        settings,
+        options,
+        out=wish.out,
+        run_arguments=wish.run_arguments(digest_filelist(settings, wish.cwd) or None),
+        record=record,
+        cwd=wish.cwd,
+        progress=wish.progress,
+        mistakes=mistakes,
+    )
+    return ResolvedSubmit(plan, options, settings, site)
+
+
+def complete(
+    options: SubmitSettings,
+    project: Project,
+    flags: Mapping[str, Any],
+    site: Site,
+    environ: Environ,
+    cwd: Path,
+    submission: Record | None = None,
+) -> SubmitSettings:
+    """Return the options with what is not given: the account of the merge job, cores and memory for the workers.
+
+    The merge is paid by the account without the site's ending for GPUs. A job that exists keeps what it was submitted
+    with, whatever was learned since.
+    """
+    ending = site.account_ends_with
+    account = options.account or ""
+    if ending and options.merge_account is None and account.endswith(ending):
+        options = replace(options, merge_account=account.removesuffix(ending))
+
+    if submission is not None and submission.asked is not None:
+        cpus = options.cpus or submission.asked.get("--cpus")
+        return replace(options, cpus=cpus, mem=options.mem or submission.asked.get("--mem"))
+    if options.gpus_per_task == 0 or options.cluster == "local":
+        return options
+
+    usual = {"source": ("?",), "workers_per_gpu": project.get("run", "workers_per_gpu") or AUTO}
+    settings = project.make(RunSettings, {**usual, **flags}, "submit", [])  # mistakes are found later
+    prefer = project.make(PlanSettings, {}, "submit").prefer
+    choice = usual_request(options, prefer, settings, site, environ, cwd)
+    return replace(options, cpus=options.cpus or choice.cpus, mem=options.mem or f"{choice.mem_gb}G")
+
+
+def _known_submission(out: Path) -> Record | None:
+    """Return the submission that a run folder knows, also one that was interrupted."""
+    intent = read_intent(out)
+    return read_record(out) if intent is None else intent[1]
+
+
+def bill_lines(resolved: ResolvedSubmit, environ: Environ, cwd: Path) -> list[str]:
+    """Return what a task is billed, as check does."""
+    from badcjobs.planning.check import for_submit
+    from badcjobs.planning.preflight_facts import PreflightFacts
+    from badcjobs.planning.request_rules import BILLING
+
+    options, settings, site = resolved.options, resolved.settings, resolved.site
+    gpus = 1 if options.gpus_per_task is None else options.gpus_per_task
+    words = submit_words(replace(options, gpus_per_task=gpus))
+    asked = read_asked(read_options(words), {}, [])
+    need = usual_request(replace(options, mem=None), FASTEST, settings, site, environ, cwd)
+    workers = settings.workers_wanted and need.gpus * need.workers
+    facts = PreflightFacts(asked=asked, site=site, needed_gb=need.mem_gb, workers=workers)
+    lines = []
+    for remark in BILLING(facts):
+        line = f"billing: {remark.text}"
+        if remark.fix:
+            line += f"\n  try: {for_submit(remark.fix)}"
+        lines.append(line)
+    return lines

@@ -1,0 +1,159 @@
+"""Joins the detections of chunks that overlap, so that each sound is counted once, on the clock of its recording.
+
+Two chunks that follow each other and overlap have a joint, in the middle of what both have; there is none if one chunk
+is inside the other. A detection beyond a joint belongs to the neighbour. Of the detections that reach across a joint,
+one of each chunk and of the same label are one sound: it starts as in the earlier chunk, ends as in the later one, and
+has the higher score.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, groupby, pairwise
+from operator import itemgetter
+from typing import Any, NamedTuple
+
+
+class Sound(NamedTuple):
+    """A detection on the clock of its recording."""
+
+    start_ms: int
+    end_ms: int
+    label: str
+    label_name: str | None
+    score: float | None
+    chunk_id: str = ""  # the chunk with the detection, or with its start
+    task_id: int = 0
+
+
+class Heard(NamedTuple):
+    """A chunk on the clock of its recording, and what was heard in it, in order of time."""
+
+    start_ms: int
+    end_ms: int
+    sounds: Sequence[Sound]
+
+
+def find_joint(start_ms: int, end_ms: int, next_start_ms: int, next_end_ms: int) -> int | None:
+    """Return the joint of two chunks that follow each other; None: they do not overlap, or one is inside the other."""
+    if start_ms < next_start_ms < end_ms < next_end_ms:
+        return (next_start_ms + end_ms) // 2
+    return None
+
+
+def join_overlaps(chunks: Iterable[Heard]) -> Iterator[Sound]:
+    """Yield the sounds of the chunks of one recording, which are in order of time."""
+    crossing: list[Sound] = []  # the sounds of the chunk before that reach across the joint
+    joint_ms = None
+    for chunk, following in pairwise(chain(chunks, [None])):
+        assert chunk is not None
+        sounds = chunk.sounds
+        if joint_ms is not None:
+            sounds = list(_join(crossing, sounds, joint_ms))
+        yield from crossing
+
+        joint_ms = None
+        if following is not None:
+            joint_ms = find_joint(chunk.start_ms, chunk.end_ms, following.start_ms, following.end_ms)
+        if joint_ms is None:
+            crossing = []
+            yield from sounds
+            continue
+        crossing = [sound for sound in sounds if sound.start_ms < joint_ms < sound.end_ms]
+        yield from (sound for sound in sounds if sound.end_ms <= joint_ms)
+
+
+def _join(crossing: list[Sound], sounds: Sequence[Sound], joint_ms: int) -> Iterator[Sound]:
+    """Yield the sounds of a chunk from its joint on; take those that the chunk before has, too, out of ``crossing``."""
+    for late in sounds:
+        if late.end_ms <= joint_ms:
+            continue
+        twins = []
+        if late.start_ms < joint_ms:
+            twins = [sound for sound in crossing if sound.label == late.label]
+        if not twins:
+            yield late
+            continue
+        early = min(twins, key=lambda sound: abs(sound.start_ms - late.start_ms) + abs(sound.end_ms - late.end_ms))
+        crossing.remove(early)
+        louder = max(early, late, key=_loudness)
+        yield early._replace(end_ms=late.end_ms, label_name=louder.label_name, score=louder.score)
+
+
+def _loudness(sound: Sound) -> float:
+    return -math.inf if sound.score is None else sound.score
+
+
+# --- the tables of a job database -------------------------------------------------------------------------------------
+
+CHANGED = "temp.changed_recording"  # recordings of which a merge has added or removed chunks
+Row = tuple[Any, ...]
+_END_MS = "coalesce(c.end_ms, c.start_ms + CAST(c.audio_s * 1000 AS INTEGER))"
+_CHUNKS = f"""
+    SELECT c.recording_id, c.start_ms, {_END_MS} AS stops_ms, c.chunk_id, c.task_id
+    FROM {CHANGED} n JOIN chunk c ON c.recording_id = n.recording_id AND c.status = 'done'
+    ORDER BY c.recording_id, c.start_ms, stops_ms, c.chunk_id"""
+# With + SQLite searches by chunk, not by task, which would read all of a task.
+_SAME_CHUNK = "d.recording_id = c.recording_id AND d.chunk_id = c.chunk_id AND +d.task_id = c.task_id"
+# Where no chunks overlap, nothing is joined.
+_MOVED = f"""
+    SELECT r.study_area, r.location, r.recorded_at, c.recording_id, c.chunk_id, c.task_id,
+           c.start_ms + d.start_ms, c.start_ms + d.end_ms, d.label, d.label_name, d.score
+    FROM {CHANGED} n JOIN chunk c ON c.recording_id = n.recording_id AND c.status = 'done'
+    JOIN {{table}} d ON {_SAME_CHUNK} LEFT JOIN recording r ON r.recording_id = c.recording_id
+    WHERE n.recording_id NOT IN (SELECT recording_id FROM overlap)"""
+_SOUNDS = f"""
+    SELECT c.recording_id, c.start_ms, {_END_MS} AS stops_ms, c.chunk_id, c.task_id, c.start_ms + d.start_ms,
+           c.start_ms + d.end_ms, d.label, d.label_name, d.score
+    FROM {CHANGED} n JOIN chunk c ON c.recording_id = n.recording_id AND c.status = 'done'
+    LEFT JOIN {{table}} d ON {_SAME_CHUNK}
+    WHERE n.recording_id IN (SELECT recording_id FROM overlap)
+    ORDER BY c.recording_id, c.start_ms, stops_ms, c.chunk_id, d.start_ms, d.end_ms, d.label, d.score"""
+_PLACE = "SELECT study_area, location, recorded_at FROM recording WHERE recording_id = ?"
+
+
+def follow_changes(db: sqlite3.Connection) -> None:
+    """Start to collect the recordings that change."""
+    db.execute("CREATE TEMP TABLE IF NOT EXISTS changed_recording (recording_id TEXT PRIMARY KEY) WITHOUT ROWID")
+
+
+def note_changes(db: sqlite3.Connection, tables: Iterable[str], task_id: int) -> None:
+    """Note the recordings of a task in some tables, which were written or are about to be removed."""
+    for table in tables:
+        recordings = f"SELECT DISTINCT recording_id FROM {table} WHERE task_id = ?"
+        db.execute(f"INSERT OR IGNORE INTO {CHANGED} {recordings}", (task_id,))
+
+
+def settle_overlaps(db: sqlite3.Connection) -> None:
+    """Write, for the recordings that have changed, their detections and rarities and what their chunks share."""
+    changed = f"recording_id IN (SELECT recording_id FROM {CHANGED})"
+    db.execute(f"DELETE FROM overlap WHERE {changed}")
+    db.executemany("INSERT INTO overlap VALUES (?, ?, ?, ?)", _read_overlaps(db))
+    for table in ("detection", "rarity"):
+        db.execute(f"DELETE FROM recording_{table} WHERE {changed}")
+        if db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone():
+            db.execute(f"INSERT INTO recording_{table} {_MOVED.format(table=table)}")
+            db.executemany(f"INSERT INTO recording_{table} VALUES ({', '.join('?' * 11)})", _read_sounds(db, table))
+    db.execute(f"DELETE FROM {CHANGED}")
+
+
+def _read_overlaps(db: sqlite3.Connection) -> Iterator[Row]:
+    for before, (recording_id, start_ms, end_ms, chunk_id, task_id) in pairwise(db.execute(_CHUNKS)):
+        is_neighbour = before[0] == recording_id
+        if is_neighbour and find_joint(before[1], before[2], start_ms, end_ms) is not None:
+            yield task_id, recording_id, chunk_id, (before[2] - start_ms) / 1000
+
+
+def _read_sounds(db: sqlite3.Connection, table: str) -> Iterator[Row]:
+    for recording_id, rows in groupby(db.execute(_SOUNDS.format(table=table)), key=itemgetter(0)):
+        place = db.execute(_PLACE, (recording_id,)).fetchone() or (None, None, None)
+        for start_ms, end_ms, label, label_name, score, chunk_id, task_id in join_overlaps(_read_chunks(rows)):
+            yield *place, recording_id, chunk_id, task_id, start_ms, end_ms, label, label_name, score
+
+
+def _read_chunks(rows: Iterable[Row]) -> Iterator[Heard]:
+    for (start_ms, end_ms, chunk_id, task_id), rows_of_chunk in groupby(rows, key=itemgetter(1, 2, 3, 4)):
+        sounds = [Sound._make((*row[5:], chunk_id, task_id)) for row in rows_of_chunk if row[5] is not None]
+        yield Heard(start_ms, end_ms, sounds)
