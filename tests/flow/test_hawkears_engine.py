@@ -9,13 +9,13 @@ import json
 import os
 import signal
 import subprocess
-import time
 import wave
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import psutil
 import pytest
 from rooms import workers
 from rooms.model import Chunk, ChunkResult, ChunkStarted, Detection, Device, WorkerPlan
@@ -135,7 +135,7 @@ def results_of(session, batch, *, interrupt=False):
 def test_fed_it_finds_what_it_finds_alone_survives_bad_files_and_stops_in_order(hawkears, caplog):
     """One process: bad files among good ones cost only themselves, and the next batch needs no new models.
 
-    It is forked from one that has imported everything, as is the one that replaces it after a crash, within seconds.
+    It is forked from one that has imported everything, as is the one that replaces it after a crash.
     """
     caplog.set_level("INFO", logger="badcjobs")
     audio, other = hawkears.folder / "audio", hawkears.folder / "other"
@@ -156,13 +156,13 @@ def test_fed_it_finds_what_it_finds_alone_survives_bad_files_and_stops_in_order(
         alone.result()
     crashed = engine.open(CPU, hawkears.folder)
     started = next(crashed.process(good))
+    parent = psutil.Process(crashed.pid).ppid()
     os.kill(crashed.pid, signal.SIGKILL)
-    began_s = time.monotonic()
     with pytest.raises(SessionBroken, match="SIGKILL"):
         results_of(crashed, good)
     again = engine.open(CPU, hawkears.folder)
     assert isinstance(next(again.process([started.chunk])), ChunkStarted)
-    assert time.monotonic() - began_s < 3
+    assert psutil.Process(again.pid).ppid() == parent != os.getpid()
     again.kill()
     assert (crashed.close(), again.close()) == (-signal.SIGKILL, -signal.SIGKILL)
     assert "/scipy/" in mapped and "/scipy/signal/" not in mapped, "it takes a second to import, and is not used"
