@@ -1,4 +1,4 @@
-"""The two live files of a task: how to open and copy them, and what happens when the disk is full.
+"""The two live files of a task: how to open and copy them.
 
 On node-local disk any process can open a live file. On a shared filesystem only the process that writes it may open
 it; this process writes snapshots for the others.
@@ -7,22 +7,18 @@ it; this process writes snapshots for the others.
 from __future__ import annotations
 
 import json
-import logging
-import math
 import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from badcjobs.store.atomic_write import replacing
-from badcjobs.store.connect import create_live, file_uri, open_uri, read_only_uri, read_value, transaction, unshared_uri
-
-log = logging.getLogger(__name__)
+from badcjobs.store.connect import file_uri, open_uri, read_only_uri, read_value, unshared_uri
 
 _GROWING = ("worker", "attempt", "attempt WHERE outcome IS NOT NULL", "detection")  # in the wrapper's file
 
@@ -72,7 +68,7 @@ def left_behind(path: Path, *, shared: bool) -> LiveHalf:
 
 
 def work_left_behind(path: Path, published: Path, *, shared: bool) -> LiveHalf:
-    """Return the live file of a killed wrapper, or the published file if it has more rows (the live disk was full).
+    """Return the live file of a killed wrapper, or the published file if it has more rows (after a power cut).
 
     Rows are added and never removed: the file with more rows is the newer one.
     """
@@ -175,127 +171,3 @@ def read_pulse(uri: str | None, since_ms: int) -> tuple[float | None, float | No
              FROM host_sample WHERE at_ms >= ?"""
     cpu, memory, gpu = next(iter(_ask(uri, sql, (since_ms, since_ms))), (None, None, None))
     return cpu, memory, gpu
-
-
-# --- a disk that cannot be written ------------------------------------------------------------------------------------
-# When the disk is full, read-only or gone, the data stays in memory: as a list of transactions to write later, and as a
-# copy of the database that includes them, so that readers get everything in the meantime.
-
-_RETRY_S = 1.0
-_QUIET_S = 60.0
-
-Change = Callable[[sqlite3.Connection], Any]  # writes something; it may run again, in memory and then on disk
-
-
-class PatientDatabase:
-    """The database of one writer; it keeps each change in memory until the disk has it."""
-
-    def __init__(self, path: Path, *, shared: bool, monotonic_s: Callable[[], float] = time.monotonic) -> None:
-        self._path = path
-        self._disk = create_live(path, shared=shared)
-        self._memory: sqlite3.Connection | None = None  # None: the disk has everything
-        self._backlog: list[list[Change]] = []
-        self._open: list[Change] | None = None  # the changes of the transaction that is open
-        self._monotonic_s = monotonic_s
-        self._retry_at_s = 0.0
-        self._quiet_until_s = -math.inf
-
-    @property
-    def now(self) -> sqlite3.Connection:
-        """The connection that has everything written so far; for reading."""
-        return self._disk if self._memory is None else self._memory
-
-    @property
-    def waiting(self) -> int:
-        """How many transactions are not on disk yet."""
-        return len(self._backlog)
-
-    def write(self, change: Change) -> Any:
-        """Make one change, in the open transaction or in one of its own."""
-        if self._open is None:
-            with self.transaction():
-                return self.write(change)
-        result = self._attempt(change)
-        self._open.append(change)
-        return result
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Group several changes in one transaction; an exception rolls them back."""
-        self.catch_up()
-        self._open = []
-        try:
-            self._attempt(_begin)
-            yield
-            self._attempt(lambda db: db.execute("COMMIT"))
-            if self._memory is not None and self._open:
-                self._backlog.append(self._open)
-        except BaseException:
-            _roll_back(self.now)
-            raise
-        finally:
-            self._open = None
-
-    def on_disk(self) -> sqlite3.Connection:
-        """Return the connection to the disk, for data that is too large to keep in memory."""
-        self.catch_up(force=True)
-        if self._memory is not None:
-            raise sqlite3.OperationalError("the disk cannot be written")
-        return self._disk
-
-    def catch_up(self, *, force: bool = False) -> None:
-        """Write the waiting transactions to disk; at most one attempt per second unless ``force``."""
-        if self._memory is None or (self._monotonic_s() < self._retry_at_s and not force):
-            return
-        try:
-            while self._backlog:
-                with transaction(self._disk):
-                    for change in self._backlog[0]:
-                        change(self._disk)
-                del self._backlog[0]
-        except sqlite3.OperationalError:
-            self._retry_at_s = self._monotonic_s() + _RETRY_S
-            return
-        self._memory = None  # not closed: another thread may still copy it
-        log.info("%s can be written again; no data was lost", self._path)
-
-    def snapshot(self, target: Path) -> None:
-        """Write a temporary copy of everything written so far; another thread may call this."""
-        take_snapshot(self.now, target, lasting=False)
-
-    def close(self) -> None:
-        """Close the file; transactions that cannot be written now are lost."""
-        self.catch_up(force=True)
-        self._disk.close()
-
-    def _attempt(self, change: Change) -> Any:
-        if self._memory is None:
-            try:
-                return change(self._disk)
-            except sqlite3.OperationalError as error:
-                # Continue in memory with the content of the disk and the changes of the open transaction.
-                _roll_back(self._disk)
-                memory = open_uri(":memory:", check_same_thread=False)
-                self._disk.backup(memory)
-                memory.execute("PRAGMA journal_mode = MEMORY")
-                if self._open is not None:
-                    memory.execute("BEGIN")
-                    for earlier in self._open:
-                        earlier(memory)
-                self._memory = memory
-                now_s = self._monotonic_s()
-                self._retry_at_s = now_s + _RETRY_S
-                if now_s >= self._quiet_until_s:  # not each second while the disk stays full
-                    log.warning("%s cannot be written: %s; continuing, new data stays in memory", self._path, error)
-                self._quiet_until_s = now_s + _QUIET_S
-        return change(self.now)
-
-
-def _begin(db: sqlite3.Connection) -> None:
-    if not db.in_transaction:  # the move to memory has opened it already
-        db.execute("BEGIN")
-
-
-def _roll_back(db: sqlite3.Connection) -> None:
-    if db.in_transaction:  # SQLite may have done it already
-        db.execute("ROLLBACK")

@@ -1,15 +1,17 @@
 """Writes the wrapper's half of a task database: chunks, workers, attempts and detections.
 
 One connection, one thread, one file. The recorder writes the other half (telemetry/recorder.py); publish.py joins the
-two. live_files.py handles a full disk: everything written here can be read back.
+two. While the disk is full, a write waits, and with it the work.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, astuple, fields
 from pathlib import Path
 from typing import Any
@@ -30,9 +32,14 @@ from badcjobs.model import (
     stable_id,
 )
 from badcjobs.model.decisions import Decision
-from badcjobs.store.connect import CHUNK_NAME, grouped, read_only_uri, read_value, reading, transaction
-from badcjobs.store.live_files import PatientDatabase
+from badcjobs.store.connect import CHUNK_NAME, create_live, grouped, read_only_uri, read_value, reading, transaction
+from badcjobs.store.live_files import take_snapshot
 from badcjobs.store.schema import columns_of, insert_sql
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 1.0
+Change = tuple[str, Sequence[Sequence[object]]]  # a statement, and the rows to execute it with
 
 # The chunks of a recording usually follow each other; if not, its first row stays.
 _INSERT_RECORDING = f"{insert_sql('recording')} ON CONFLICT DO NOTHING"
@@ -120,7 +127,9 @@ class TaskWriter:
         self.path = path
         self.task_id = key.task_id
         self._key = key
-        self._db = PatientDatabase(path, shared=shared)
+        self.patience_s = 0.0  # how long to wait for a disk that cannot be written
+        self._db = create_live(path, shared=shared)
+        self._batch: list[Change] | None = None  # the changes of the open batch
         self._attempts = 0
         self.workers_started = 0  # engine processes so far
         self._open_attempts: dict[ChunkKey, int] = {}
@@ -181,7 +190,6 @@ class TaskWriter:
     def begin_mark(self, name: str, at_ms: int) -> int:
         """Write the start of a named mark, and return its number."""
         self._marks += 1
-        # We number it ourselves, because a change that the disk refuses is repeated in memory.
         self._insert("mark", rowid=self._marks, task_id=self.task_id, name=name, started_at_ms=at_ms)
         return self._marks
 
@@ -203,7 +211,7 @@ class TaskWriter:
         recordings are written. Return the number of chunks.
         """
         listed = 0
-        db = self._db.on_disk()  # the list may be too long for memory
+        db = self._db
         last_recording = None
         name = RecordingName()
         with transaction(db):
@@ -232,15 +240,15 @@ class TaskWriter:
 
     def name_gaps(self) -> NameGaps:
         """Count the recordings whose paths lack a study area, a date or a time."""
-        return count_gaps(self._db.now)
+        return count_gaps(self._db)
 
     def count_places(self) -> PlaceCounts | None:
         """Count the recordings that are left out, or lack a date or a place; None: there are no places."""
-        return count_places(self._db.now)
+        return count_places(self._db)
 
     def moved_since(self, database: Path) -> list[str]:
         """Return the recordings that have another place or date than in a database where some of them is done."""
-        db = self._db.now
+        db = self._db
         with reading(database):
             db.execute("ATTACH ? AS other", (read_only_uri(database),))
             try:
@@ -254,8 +262,7 @@ class TaskWriter:
         Unless ``retry_failed``, skip chunks that failed there for good, too, with their error. Such a chunk counts as
         open for the next database, where it may be done.
         """
-        # stays valid if the disk fills up meanwhile
-        db = self._db.now
+        db = self._db
         skipped = 0
         last = 0
         with reading(database):
@@ -284,7 +291,7 @@ class TaskWriter:
 
     def next_pending(self, limit: int) -> list[Chunk]:
         """Return the next pending chunks in source order; each is returned once."""
-        rows = self._db.now.execute(_PENDING, (self._cursor, limit)).fetchall()
+        rows = self._db.execute(_PENDING, (self._cursor, limit)).fetchall()
         if rows:
             self._cursor = rows[-1][0]
         return [
@@ -304,7 +311,7 @@ class TaskWriter:
 
     def count_by_status(self) -> dict[str, int]:
         """Count the chunks by status."""
-        return dict(self._db.now.execute("SELECT status, count(*) FROM chunk GROUP BY status").fetchall())
+        return dict(self._db.execute("SELECT status, count(*) FROM chunk GROUP BY status").fetchall())
 
     def longest_pending_s(self) -> float | None:
         """Return the length of the longest pending chunk; None: no length is known."""
@@ -330,21 +337,21 @@ class TaskWriter:
     def done_by_device(self) -> dict[int | None, tuple[int, float]]:
         """Return the number of chunks and the seconds of audio that each device has done; None: the CPU."""
         sql = "SELECT device_id, count(*), total(audio_s) FROM chunk WHERE status = 'done' GROUP BY 1"
-        return {device_id: (done, audio_s) for device_id, done, audio_s in self._db.now.execute(sql)}
+        return {device_id: (done, audio_s) for device_id, done, audio_s in self._db.execute(sql)}
 
     def under_way(self) -> dict[int | None, list[str]]:
         """Return the names of the chunks in progress by device; None: the CPU."""
         sql = f"""SELECT device_id, {CHUNK_NAME} FROM attempt
                   WHERE task_id = ? AND ended_at_ms IS NULL ORDER BY attempt_id"""
-        return grouped(self._db.now.execute(sql, (self.task_id,)))
+        return grouped(self._db.execute(sql, (self.task_id,)))
 
     def recent_work(self, limit: int) -> list[tuple[int | None, float | None, float]]:
         """Return device, seconds of audio and seconds of work of the chunks done last."""
-        return self._db.now.execute(_RECENT, (self.task_id, limit)).fetchall()
+        return self._db.execute(_RECENT, (self.task_id, limit)).fetchall()
 
     def failed_chunks(self, limit: int) -> list[tuple[str, str, str, str]]:
         """Return (recording, chunk, error class, error) of chunks that failed for good, here or in an earlier task."""
-        return self._db.now.execute(
+        return self._db.execute(
             """SELECT recording_id, chunk_id, coalesce(error_class, ''), coalesce(error, '') FROM chunk
                WHERE status IN ('failed', 'poison') OR status = 'skipped' AND error_class IS NOT NULL
                ORDER BY rowid LIMIT ?""",
@@ -353,9 +360,16 @@ class TaskWriter:
 
     # --- called by the supervisor ---------------------------------------------------------------------------------
 
-    def batch(self) -> AbstractContextManager[None]:
-        """Hold one transaction open over several calls: ``with writer.batch(): …``."""
-        return self._db.transaction()
+    @contextmanager
+    def batch(self) -> Iterator[None]:
+        """Write the changes of a block in one transaction; an exception in the block drops all of them."""
+        changes: list[Change] = []
+        self._batch = changes
+        try:
+            yield
+        finally:
+            self._batch = None
+        self._commit(changes)
 
     def worker_started(self, *, device_id: int | None, pid: int | None, engine: str, at_ms: int) -> int:
         """Write a new engine process and return its id."""
@@ -423,15 +437,10 @@ class TaskWriter:
 
     # --- publishing and closing -----------------------------------------------------------------------------------
 
-    @property
-    def waiting(self) -> int:
-        """How many transactions are only in memory, because the disk refused them; publications contain them."""
-        return self._db.waiting
-
     def half(self, workplace: Path) -> str:
         """Write a scratch copy of everything written so far and return its URI; may be called from any thread."""
         copy = workplace / "own.sqlite"
-        self._db.snapshot(copy)
+        take_snapshot(self._db, copy, lasting=False)
         return read_only_uri(copy)
 
     def close(self) -> None:
@@ -439,14 +448,37 @@ class TaskWriter:
         self._db.close()
 
     def _value(self, sql: str, *values: object) -> Any:
-        return read_value(self._db.now, sql, *values)
+        return read_value(self._db, sql, *values)
 
     def _insert(self, table: str, **values: object) -> None:
         self._write(insert_sql(table, values), tuple(values.values()))
 
     def _write(self, sql: str, values: Sequence[object]) -> None:
-        self._db.write(lambda db: db.execute(sql, values))
+        self._write_many(sql, [values])
 
     def _write_many(self, sql: str, rows: Sequence[Sequence[object]]) -> None:
-        if rows:
-            self._db.write(lambda db: db.executemany(sql, rows))
+        if self._batch is None:
+            self._commit([(sql, rows)])
+        else:
+            self._batch.append((sql, rows))
+
+    def _commit(self, changes: Sequence[Change]) -> None:
+        """Write changes in one transaction; wait while the disk refuses them."""
+        give_up_at_s = time.monotonic() + self.patience_s
+        is_refused = False
+        while True:
+            try:
+                with transaction(self._db):
+                    for sql, rows in changes:
+                        self._db.executemany(sql, rows)
+                break
+            except sqlite3.OperationalError as error:
+                if time.monotonic() >= give_up_at_s:
+                    self.patience_s = 0.0  # do not wait again for each of the last rows
+                    raise
+                if not is_refused:
+                    log.warning("%s cannot be written: %s; the work pauses", self.path, error)
+                is_refused = True
+                time.sleep(_RETRY_S)
+        if is_refused:
+            log.info("%s can be written again; no data was lost", self.path)

@@ -62,6 +62,7 @@ log = logging.getLogger(__name__)
 
 _ORPHAN_TIMEOUT_S = 10.0
 _NAMED_FAILURES = 20
+_AGAIN = "run the same command again to continue"
 
 
 def run_task(settings: RunSettings, world: World) -> dict[str, Any]:
@@ -80,8 +81,9 @@ def run_task(settings: RunSettings, world: World) -> dict[str, Any]:
             start_recorder(task)
         try:
             verdict = decide_verdict(task, run_workers(task, workers))
-        except sqlite3.Error as error:
-            verdict = Verdict(ExitCode.DATABASE, "failed", f"{error} in {task.records.local.path.parent}")
+        except sqlite3.OperationalError as error:
+            why = f"this node cannot work now: {error}: {task.records.local.path.parent}"
+            verdict = Verdict(ExitCode.RUN_ME_AGAIN, "stopped", f"{why}; {_AGAIN}, on another node if possible")
         except BaseException:  # a bug: publish what exists, then let the CLI report it
             close_task(task, Verdict(ExitCode.BUG, "killed"))
             raise
@@ -418,12 +420,14 @@ def set_up_audio(task: Task, workers: Autoscaler) -> AudioSteps:
 
 def set_up_supervisor(task: Task, workers: Autoscaler, audio: AudioSteps) -> Supervisor:
     """Prepare the queue of chunks, and a thread for each worker."""
+    policy = RetryPolicy(task.settings.retries, task.settings.backoff_s)
+    task.writer.patience_s = sum(map(policy.delay_s, range(1, policy.node_pauses + 1)))
     return Supervisor(
         task.resolved.engine,
         workers.plans,
         task.writer,
         clock=task.world.clock,
-        policy=RetryPolicy(task.settings.retries, task.settings.backoff_s),
+        policy=policy,
         scratch=task.records.local.scratch,
         timetable=task.time.fit_test,
         audio=audio,
@@ -475,7 +479,6 @@ class Verdict(NamedTuple):
 
 def decide_verdict(task: Task, tally: Tally) -> Verdict:
     """Choose the exit code from the chunks left, the failures and the signals."""
-    again = "run the same command again to continue"
     counts = task.writer.count_by_status()
     if not counts.get("pending"):
         note = None
@@ -491,12 +494,12 @@ def decide_verdict(task: Task, tally: Tally) -> Verdict:
         return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", why)
     stop = task.world.stop
     if stop.requested:
-        return Verdict(stop.exit_code, "stopped", again)
+        return Verdict(stop.exit_code, "stopped", _AGAIN)
     if tally.node_fault is not None:
-        why = f"{tally.node_fault}; {again}, on another node if possible"
+        why = f"{tally.node_fault}; {_AGAIN}, on another node if possible"
         return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", why)
     if task.time.out_of_time and tally.gave_up is None:
-        return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", f"the time limit is near; {again}")
+        return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", f"the time limit is near; {_AGAIN}")
     why = tally.gave_up or next(iter(tally.retired), "no worker could be started; see the log")
     return Verdict(ExitCode.NOT_HERE, "failed", why)
 
@@ -550,7 +553,5 @@ def describe_unpublished(task: Task) -> str:
     """Say where the results are if the last publication failed, and how to merge them."""
     live_folder = task.records.local.path
     note = f"the last publication failed; the task's own files stay in {live_folder}"
-    if task.writer.waiting:
-        note += f", without {count(task.writer.waiting, 'transaction')} that no disk accepted"
     merge = shell_line("badcjobs", "merge", task.settings.out, live_folder)
     return f"{note}; as long as this node exists: {merge}"

@@ -2,8 +2,9 @@
 
 import json
 import logging
-import shutil
 import sqlite3
+import threading
+import time
 from ast import literal_eval
 from contextlib import closing
 from dataclasses import replace
@@ -19,9 +20,10 @@ from rooms.task import Records
 from rooms.telemetry import TelemetryWriter
 from support.behaviour import tables
 from support.databases import change, names_in, query
-from support.filesystems import read_only, small_disk
+from support.filesystems import small_disk
 from support.hand_clock import HandClock
 from support.task_files import LOUD, START_MS, TaskFile, make_chunk, make_device, merge_run
+from support.waiting import wait_for
 
 KEY, DATA = TaskKey("4821", 7, 1, "gpu3"), Path(__file__).parents[2] / "data"
 
@@ -259,100 +261,50 @@ def test_the_newest_readings_are_those_since_a_moment_and_unknown_where_there_ar
         assert (store.read_memory_peaks(bad, 0), store.read_pulse(bad, 0)) == ({}, (None, None, None))
 
 
-class Refusing:
-    """A database on a small disk, and what a process that is killed now would leave."""
-
-    def __init__(self, disk, scratch, *, shared):
-        self.disk, self._dead, self.clock = disk, scratch / "dead", HandClock()
-        self.db = store.PatientDatabase(disk.path / "live.sqlite", shared=shared, monotonic_s=self.clock.monotonic_s)
-
-    def add(self, *keys):
-        for key in keys:
-            self.db.write(lambda c, key=key: c.execute("INSERT INTO meta VALUES (?, ?)", (key, "x" * 6000)))  # type: ignore[misc]
-
-    @property
-    def keys(self):
-        return [key for (key,) in self.db.now.execute("SELECT key FROM meta ORDER BY rowid")]
-
-    @property
-    def kept(self):
-        shutil.rmtree(self._dead, ignore_errors=True)
-        shutil.copytree(self.disk.path, self._dead, ignore=shutil.ignore_patterns("*-shm", ".stone", "other"))
-        return [key for (key,) in query(self._dead / "live.sqlite", "SELECT key FROM meta ORDER BY rowid")]
-
-
-@pytest.fixture(params=["local", "shared"])
-def refusing(request, tmp_path):
-    with small_disk(tmp_path / "disk", "5m") as disk:
-        one = Refusing(disk, tmp_path, shared=request.param == "shared")
-        with closing(one.db):
-            yield one
-
-
-def names(prefix, many):
-    return [f"{prefix}{number}" for number in range(many)]
-
-
-def test_what_a_full_disk_refuses_is_kept_in_order_and_written_when_there_is_room(refusing, tmp_path, caplog):
-    db, disk, clock = refusing.db, refusing.disk, refusing.clock
+@pytest.mark.parametrize("shared", [False, True], ids=["local", "shared"])
+def test_a_full_disk_pauses_the_writer_and_what_waited_is_written_whole_when_there_is_room(tmp_path, caplog, shared):
     caplog.set_level(logging.INFO)
-    refusing.add("before")
-    disk.fill()
-    refusing.add(*names("k", 100))
-    assert 0 < db.waiting <= 100
-    assert refusing.keys == ["before", *names("k", 100)]
-    assert refusing.kept == refusing.keys[: 101 - db.waiting]
-    db.snapshot(tmp_path / "copy.sqlite")
-    assert query(tmp_path / "copy.sqlite", "SELECT count(*) FROM meta") == [(101,)]
-    with pytest.raises(sqlite3.OperationalError, match="the disk cannot be written"):
-        db.on_disk()
-    disk.make_room()
-    (disk.path / "other").write_bytes(bytes(disk.free_bytes - 300_000))  # room for some of it
-    clock.sleep(1.1)
-    db.catch_up()
-    assert 0 < db.waiting < 100
-    assert refusing.kept == refusing.keys[: len(refusing.kept)] and len(refusing.keys) == 101
-    (disk.path / "other").unlink()
-    clock.sleep(0.9)
-    refusing.add("too soon")  # not a second has passed since the last attempt
-    assert db.waiting > 1
-    clock.sleep(0.1)
-    refusing.add("after")
-    assert (db.waiting, refusing.kept) == (0, ["before", *names("k", 100), "too soon", "after"])
-    assert db.on_disk().execute("SELECT 1").fetchone() == (1,)
-    for seconds in (2, 2, 70, 0):  # a disk on the brink does not fill the log
+    with (
+        small_disk(tmp_path / "disk", "5m") as disk,
+        closing(TaskWriter(disk.path / "live.sqlite", KEY, shared=shared)) as writer,
+    ):
+        writer.patience_s = 60.0
         disk.fill()
-        refusing.add(*names(f"{clock.now_ms()} ", 20))
-        assert db.waiting > 0
+
+        def write_much():
+            with writer.batch():
+                for number in range(20):
+                    writer.write_meta({f"key {number}": "x" * 6000})
+
+        thread = threading.Thread(target=write_much)
+        thread.start()
+        wait_for(lambda: "the work pauses" in caplog.text, "the disk refuses")
+        time.sleep(1.5)
+        assert thread.is_alive()
+        copy = writer.half(tmp_path)
+        with closing(sqlite3.connect(copy, uri=True)) as db:
+            assert db.execute("SELECT count(*) FROM meta").fetchone() == (0,), "nothing is half written"
         disk.make_room()
-        clock.sleep(seconds)
-        db.catch_up(force=not seconds)
-        assert db.waiting == 0
-    assert [record.levelname for record in caplog.records].count("WARNING") == 2
+        thread.join(10)
+        assert query(disk.path / "live.sqlite", "SELECT count(*) FROM meta") == [(20,)]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
-def test_a_transaction_is_kept_whole_or_not_at_all_wherever_it_was_refused(refusing):
-    db = refusing.db
-    db.on_disk().execute("PRAGMA cache_size = 5")  # so that the disk refuses in the middle, not only at the commit
-    refusing.disk.fill()
-    with db.transaction():
-        refusing.add(*names("a", 60))
-    with pytest.raises(ZeroDivisionError), db.transaction():
-        refusing.add("never")
-        raise ZeroDivisionError
-    with db.transaction():
-        pass
-    assert (db.waiting, refusing.keys, refusing.kept) == (1, names("a", 60), [])
-    refusing.disk.make_room()
-    refusing.clock.sleep(2)
-    with pytest.raises(sqlite3.OperationalError, match="no such table"):  # a wrong statement is no full disk
-        db.write(lambda c: c.execute("INSERT INTO nowhere VALUES (1)"))
-    with read_only(refusing.disk.path):
-        refusing.add("meanwhile")
-        assert refusing.keys == [*names("a", 60), "meanwhile"]
-    refusing.clock.sleep(2)
-    refusing.add("b")
-    assert refusing.kept == [*names("a", 60), "meanwhile", "b"]
+def test_a_disk_that_stays_full_ends_the_pause_and_an_error_in_a_batch_drops_it(tmp_path):
+    with small_disk(tmp_path / "disk", "5m") as disk, closing(TaskWriter(disk.path / "live.sqlite", KEY)) as writer:
+        with pytest.raises(ZeroDivisionError), writer.batch():
+            writer.write_meta({"never": "x"})
+            raise ZeroDivisionError
+        disk.fill()
+        writer.patience_s = 1.0
+        for shortest_s, longest_s in ((1.0, 5.0), (0.0, 0.9)):
+            began_s = time.monotonic()
+            with pytest.raises(sqlite3.OperationalError, match="full"):
+                writer.write_meta({"much": "x" * 500_000})
+            assert shortest_s <= time.monotonic() - began_s < longest_s
+        disk.make_room()
+        writer.write_meta({"later": "x"})
+        assert query(disk.path / "live.sqlite", "SELECT key FROM meta") == [("later",)]
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["local", "shared"])
