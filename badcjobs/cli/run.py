@@ -19,7 +19,7 @@ from rich.text import Text
 from badcjobs.cli.options import JsonWanted, Sources, check_run_folder, read_project, require_out, with_settings
 from badcjobs.cli.output import answer, log_to_file, log_to_stderr, read_world, say_next, shows_only_ascii, this_command
 from badcjobs.errors import ExitCode
-from badcjobs.live.text_fit import GAP, Part, bar, finished, fit, joined, width_of
+from badcjobs.live.text_fit import GAP, bar, finished
 from badcjobs.paths import user_cache
 from badcjobs.settings import RunSettings
 from badcjobs.task.progress import TaskProgress
@@ -169,12 +169,14 @@ def bar_rows(work: TaskProgress, *, columns: int, lines: int, ascii_only: bool =
     room = width - of_labels - of_bars - 2
     rows = []
     for label, filled, texts, name in said:
-        parts = fit([Part(text, rank=rank) for rank, text in enumerate(texts)], room, keep=0)
-        left = room - width_of(parts) - len(GAP)
-        if name and len(parts) == len(texts) and left >= min(_SHORTEST_NAME, cell_len(name)):
-            parts.append(Part(name))
+        shown = [*texts]
+        while len(shown) > 1 and cell_len(GAP.join(shown)) > room:
+            shown.pop()
+        left = room - cell_len(GAP.join(shown)) - len(GAP)
+        if name and len(shown) == len(texts) and left >= min(_SHORTEST_NAME, cell_len(name)):
+            shown.append(name)
         name_of_row = Text(plain(label))
         name_of_row.truncate(of_labels, overflow="ellipsis", pad=True)
-        row = Text.assemble(name_of_row, f" {bar(filled, of_bars)} ", joined(parts))
+        row = Text.assemble(name_of_row, f" {bar(filled, of_bars)} {GAP.join(shown)}")
         rows.append(finished(row, width, ascii_only=ascii_only))
     return rows

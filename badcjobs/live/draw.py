@@ -5,46 +5,39 @@ Colour only repeats what the text says, so that every page can be read without c
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.cells import cell_len
 from rich.text import Text
 
-from badcjobs.live.draw_lists import device_columns, task_columns
-from badcjobs.live.draw_task import STYLES, alert_lines, failure_lines, task_page
+from badcjobs.live.draw_lists import STYLES, device_columns, task_columns
+from badcjobs.live.draw_task import alert_lines, failure_lines, task_page
 from badcjobs.live.snapshot import STATES, Snapshot
 from badcjobs.live.text_fit import (
+    DOT,
     GAP,
+    Column,
     Lines,
-    Part,
     bar_line,
     finished,
-    fit,
     flow,
-    joined,
     labelled,
     table_lines,
-    width_of,
     wrap,
     wrap_command,
 )
-from badcjobs.live.ui_state import DEVICES, HELP, TASK, UiState, arrange_devices, arrange_tasks
+from badcjobs.live.ui_state import DEVICES, HELP, TASK, Row, UiState, arrange_devices, arrange_tasks
 from badcjobs.model import AUDIO_FAULTS, load_word
 from badcjobs.paths import shell_line
 from badcjobs.report.tables import ending
 from badcjobs.report.verdict import MOST_FINDINGS
-from badcjobs.store.connect import grouped
-from badcjobs.store.read_model import DeviceFacts, TaskFacts
 from badcjobs.words import audio_time, count, duration, power, progress, share_words, speed
 
-_MAX_BAR = 46
-_MIN_BAR = 9  # with the blank after it
-_LOW = 16  # lines; a lower terminal shows only the most important facts
-_MAX_ALERT_LINES = 4
+_LOW = 20  # lines; a lower terminal shows only the most important facts
+_LINES_PER_ALERT = 12  # of the screen
 _MAX_REMARKS = 3
-_DOT = " · "
 _HELP_INDENT = 16
 _HELP = (
     ("up down j k", "move between lines; also page up, page down, home, end"),
@@ -89,7 +82,7 @@ def draw(snapshot: Snapshot, ui: UiState, *, width: int, height: int | None = No
     lines = [*head, *body.lines]
     if height is not None:
         empty = [Text() for _ in range(height - len(lines) - 1)]
-        lines = [*[*lines, *empty][: height - 1], _foot(ui, width, more=len(body.names) > 1)]
+        lines = [*[*lines, *empty][: height - 1], _foot(ui, width)]
     return body._replace(lines=[finished(line, width, ascii_only=ascii_only) for line in lines])
 
 
@@ -111,8 +104,17 @@ def _body(snapshot: Snapshot, ui: UiState, width: int, room: int | None) -> Page
     if ui.page == TASK:
         return _scrolled(task_page(snapshot, ui.opened or "", width), ui, room)
     if ui.page == DEVICES:
-        return _device_list(snapshot, ui, width, room)
-    return _task_list(snapshot, ui, width, room)
+        devices = arrange_devices(snapshot.devices, ui)
+        page = _list(devices, lambda shown: device_columns(snapshot, shown), ui, width, room)
+        return page._replace(names=[device.task or None for device in devices])
+
+    tasks = arrange_tasks(snapshot.tasks, ui)
+    page = _list(tasks, lambda shown: task_columns(snapshot, shown), ui, width, room)
+    lines = [*page.lines]
+    if room is None:  # a text has room for the name of each file without audio
+        faults = [error for task in tasks for error in task.errors if error[0] in AUDIO_FAULTS]
+        lines += failure_lines(faults, width)
+    return page._replace(lines=lines, names=[task.name for task in tasks])
 
 
 def _help_lines(width: int) -> Lines:
@@ -124,61 +126,26 @@ def _help_lines(width: int) -> Lines:
 
 def _scrolled(lines: Lines, ui: UiState, room: int | None) -> Page:
     """Return a page without lines to select; it has a name for each line that it can be scrolled by."""
-    if room is None:
-        return Page(lines, [None], len(lines))
-    hidden = max(0, len(lines) - room)
-    return Page(lines[min(ui.scroll, hidden) :], [None] * (hidden + 1), room)
+    hidden = max(0, len(lines) - (room or len(lines)))
+    return Page(lines[min(ui.scroll, hidden) :], [None] * (hidden + 1), room or len(lines))
 
 
-class _Window(NamedTuple):
-    """The lines of a list that are on the screen, and the number of the selected one among them."""
-
-    first: int
-    rows: int
-    chosen: int | None
-
-    @classmethod
-    def of(cls, total: int, line: int, room: int | None) -> _Window:
-        """Return the window with the selected line in its middle; ``room`` None: all lines, without a selection."""
-        if room is None:
-            return cls(0, max(1, total), None)
-        rows = max(1, room - 1)  # one line is the title
-        line = min(line, max(0, total - 1))
-        first = max(0, min(line - rows // 2, total - rows))
-        return cls(first, rows, line - first)
-
-
-def _task_list(snapshot: Snapshot, ui: UiState, width: int, room: int | None) -> Page:
-    devices_of = grouped((device.task, device) for device in snapshot.devices)
-    tasks = arrange_tasks(snapshot.tasks, devices_of, ui)
-    window = _Window.of(len(tasks), ui.line, room)
-    shown = tasks[window.first :][: window.rows]
-    lines = table_lines(task_columns(snapshot, shown, devices_of), width, window.chosen)
-    if room is None:
-        lines += _unreadable_files(shown, width)
-    return Page([*lines, *_no_match(tasks, ui)], [task.name for task in tasks], window.rows)
-
-
-def _device_list(snapshot: Snapshot, ui: UiState, width: int, room: int | None) -> Page:
-    devices = arrange_devices(snapshot.devices, ui)
-    window = _Window.of(len(devices), ui.line, room)
-    shown = devices[window.first :][: window.rows]
-    lines = table_lines(device_columns(snapshot, shown), width, window.chosen)
-    return Page([*lines, *_no_match(devices, ui)], [device.task or None for device in devices], window.rows)
-
-
-def _no_match(rows: Sequence[TaskFacts | DeviceFacts], ui: UiState) -> Lines:
-    if rows or not ui.filter:
-        return []
-    return [Text(f"  nothing matches '{ui.filter}'", "dim")]
-
-
-def _unreadable_files(tasks: Sequence[TaskFacts], width: int) -> Lines:
-    """Return each file without audio, for a text, which has room for their names."""
-    faults = [error for task in tasks for error in task.errors if error[0] in AUDIO_FAULTS]
-    if not faults:
-        return []
-    return [Text(), *failure_lines(faults, width)]
+def _list(
+    rows: Sequence[Row], columns: Callable[[Sequence[Row]], list[Column]], ui: UiState, width: int, room: int | None
+) -> Page:
+    """Return a list with the selected line in its middle; ``room`` None: all lines, without a selection."""
+    first = 0
+    size = len(rows)
+    chosen = None
+    if room is not None:
+        size = max(1, room - 1)  # one line is the title
+        line = min(ui.line, max(0, len(rows) - 1))
+        first = max(0, min(line - size // 2, len(rows) - size))
+        chosen = line - first
+    lines = table_lines(columns(rows[first : first + size]), width, chosen)
+    if not rows and ui.filter:
+        lines.append(Text(f"  nothing matches '{ui.filter}'", "dim"))
+    return Page(lines, [], size)
 
 
 # --- the head ---------------------------------------------------------------------------------------------------------
@@ -186,19 +153,18 @@ def _unreadable_files(tasks: Sequence[TaskFacts], width: int) -> Lines:
 
 def _head(snapshot: Snapshot, width: int, height: int | None, *, full: bool) -> Lines:
     """Return the head of a page; ``height`` None: no limit. Not ``full``: without alerts and remarks."""
-    title = _title(snapshot, width)
+    lines = [_title(snapshot, width)]
     if height is not None and height < _LOW:
-        return [title[0], *_progress(snapshot, width), *_next_step(snapshot, width, height)]
+        return [*lines, *_progress(snapshot, width), *_next_step(snapshot, width, height)]
 
-    lines = title
-    verdict = snapshot.verdict
     if snapshot.reading is not None:
         lines.append(Text(snapshot.reading, "bold yellow"))
+    verdict = snapshot.verdict
     if verdict is not None:
-        outcome = f"{verdict.outcome}{_DOT}{verdict.cost}" if verdict.cost else verdict.outcome
-        lines += [Text(line, "bold") for line in wrap(outcome, width)]
+        outcome = f"{verdict.outcome}{DOT}{verdict.cost}" if verdict.cost else verdict.outcome
+        lines += wrap(outcome, width, "bold")
     lines += _progress(snapshot, width)
-    lines += [joined(row, _DOT) for row in flow(_totals(snapshot), width, _DOT)]
+    lines += flow([*_states(snapshot), *_totals(snapshot)], width, DOT)
     if full:
         lines += _next_step(snapshot, width, height)
         lines += [Text(f"! {remark}", "yellow") for remark in snapshot.remarks[:_MAX_REMARKS]]
@@ -206,30 +172,21 @@ def _head(snapshot: Snapshot, width: int, height: int | None, *, full: bool) -> 
     return [*lines, Text()]
 
 
-def _title(snapshot: Snapshot, width: int) -> Lines:
-    """Return the title line with the task states on it, or below it if there is no room."""
-    by_attention = sorted(STATES, key=lambda state: state not in ("running", "waiting", "done"))
+def _title(snapshot: Snapshot, width: int) -> Text:
+    clock = time.strftime("%H:%M:%S", time.localtime(snapshot.at_ms / 1000))
+    room = width - len(clock) - len(GAP)
+    title = ending(f"badcjobs  {snapshot.title}", room)
+    return Text.assemble((title, "bold"), " " * (room - cell_len(title)), GAP, (clock, "dim"))
+
+
+def _states(snapshot: Snapshot) -> Lines:
+    """Return the number of tasks in each state; those that need attention come first."""
     states = []
-    for state in by_attention:
+    for state in STATES:
         tasks = snapshot.total.states.get(state)
         if tasks:
-            states.append(Part(f"{tasks:,} {state}", STYLES[state]))
-    clock = time.strftime("%H:%M:%S", time.localtime(snapshot.at_ms / 1000))
-    name = snapshot.title
-    room = width - len(clock) - len(GAP)
-    room_beside = room - width_of(states, _DOT) - len(GAP)
-    if not states or room_beside < min(12, cell_len(name)):
-        below = [joined(row, _DOT) for row in flow(states, width, _DOT)]
-        return [Text.assemble((_padded(name, room), "bold"), GAP, (clock, "dim")), *below]
-    beside = joined(states, _DOT)
-    return [Text.assemble((_padded(name, room_beside), "bold"), GAP, beside, GAP, (clock, "dim"))]
-
-
-def _padded(name: str, width: int) -> str:
-    if cell_len(name) + 10 <= width:
-        name = f"badcjobs  {name}"
-    name = ending(name, width)
-    return name + " " * (width - cell_len(name))
+            states.append(Text(f"{tasks:,} {state}", STYLES[state]))
+    return states
 
 
 def _progress(snapshot: Snapshot, width: int) -> Lines:
@@ -237,25 +194,22 @@ def _progress(snapshot: Snapshot, width: int) -> Lines:
     total = snapshot.total
     if total.chunks is None:
         return []
-    failed = 0.0
-    parts = [Part("no chunks yet", "bold")]
-    if total.share is not None:
-        part = total.share / (total.settled or 1)
-        failed = part * total.failed  # failed is not done
-        about = "~" if total.parts else ""
-        parts = [Part(f"{about}{progress(part * total.done)}", "bold")]
-        rate = total.speed if total.rate is None else total.rate
-        if rate is not None:
-            parts.append(Part(speed(rate), "bold", rank=3))
-        eta_s = snapshot.eta_s(total.ends_at_ms)
-        if eta_s is not None:
-            parts.append(Part(f"ETA {about}{duration(eta_s)}", "bold"))
-    parts = fit(parts, width - _MIN_BAR, keep=1)
-    style = "yellow" if failed else "green"
-    return [bar_line(total.share, parts, width, max_width=_MAX_BAR, style=style, failed=failed)]
+    if total.share is None:
+        return [Text("no chunks yet", "bold")]
+    share_of_chunk = total.share / (total.settled or 1)
+    about = "~" if total.parts else ""
+    facts = [f"{about}{progress(share_of_chunk * total.done)}"]  # failed is not done
+    eta_s = snapshot.eta_s(total.ends_at_ms)
+    if eta_s is not None:
+        facts.append(f"ETA {about}{duration(eta_s)}")
+    rate = total.speed if total.rate is None else total.rate
+    if rate is not None:
+        facts.append(speed(rate))
+    style = "yellow" if total.failed else "green"
+    return [bar_line(total.share, facts, width, style=style, failed=share_of_chunk * total.failed)]
 
 
-def _totals(snapshot: Snapshot) -> list[Part]:
+def _totals(snapshot: Snapshot) -> Lines:
     total = snapshot.total
     facts = []
     if total.devices:
@@ -273,51 +227,40 @@ def _totals(snapshot: Snapshot) -> list[Part]:
     if total.chunks is not None:
         overlaps = ", with overlaps" if total.with_overlaps else ""
         facts.append(f"{audio_time(total.audio_done_s)} of audio done{overlaps}")
-    return [Part(fact, "dim") for fact in facts]
+    return [Text(fact, "dim") for fact in facts]
 
 
 def _next_step(snapshot: Snapshot, width: int, height: int | None) -> Lines:
     """Return why no task is running, and the command that goes on; a command is never shortened in a text."""
-    total = snapshot.total
-    verdict = snapshot.verdict
     lines: Lines = []
-    if total.standstill is not None:
-        lines += [Text(line, "yellow") for line in wrap(f"! {total.standstill}", width)]
-    if verdict is not None and total.standstill is None:
-        steps = list(verdict.next)
-    else:
-        steps = [("", command) for command in total.go_on]
-    if not steps:
+    if snapshot.total.standstill is not None:
+        lines = wrap(f"! {snapshot.total.standstill}", width, "yellow")
+    if not snapshot.next_steps:
         return lines
 
-    explanation, command = steps[0]
+    explanation, command = snapshot.next_steps[0]
     wrapped = wrap_command(command, width - 2)
     if height is None:
         wrapped = wrapped or [command]
     elif wrapped is None or len(wrapped) > max(1, height // 6):
         wrapped = [shell_line("badcjobs", "merge", Path(snapshot.title))]  # it prints the same command
-    if total.standstill is None and not explanation and len(wrapped) == 1:
-        commands = [Text(f"next: {wrapped[0]}")]
-    else:
-        if total.standstill is None:
-            lines.append(Text(f"next: {explanation}:" if explanation else "next:"))
-        commands = [Text(f"  {line}") for line in wrapped]
-    if height is None:
-        for line in commands:
+    lines.append(Text(f"next: {explanation}"))
+    for part in wrapped:
+        line = Text(f"  {part}")
+        if height is None:
             line.overflow = "ignore"
-    return [*lines, *commands]
+        lines.append(line)
+    return lines
 
 
 def _alerts(snapshot: Snapshot, width: int, height: int | None) -> Lines:
     """Return the worst alerts, as many as there is room for."""
     most = MOST_FINDINGS
-    most_lines = _MAX_ALERT_LINES
     if height is not None:
-        most = max(1, min(MOST_FINDINGS, height // 8))
-        most_lines = max(1, height // 12)
-    lines: Lines = [Text()] if snapshot.alerts else []
+        most = max(1, min(most, height // _LINES_PER_ALERT))
+    lines: Lines = []
     for alert in snapshot.findings[:most]:
-        lines += alert_lines(snapshot, alert, width, most_lines)
+        lines += alert_lines(snapshot, alert, width)
     more = len(snapshot.findings) - most
     if more > 0:
         lines.append(Text(f"! {count(more, 'more alert')}", "yellow"))
@@ -327,36 +270,26 @@ def _alerts(snapshot: Snapshot, width: int, height: int | None) -> Lines:
 # --- the foot ---------------------------------------------------------------------------------------------------------
 
 
-def _foot(ui: UiState, width: int, *, more: bool) -> Text:
-    """Return the line of keys; ``more``: there are lines that are not on the screen."""
+def _foot(ui: UiState, width: int) -> Text:
+    """Return the line of keys."""
     if ui.typing:
-        keys = [Part(f"show only: {ui.filter}_   enter keeps it, escape shows all")]
+        keys = [f"show only: {ui.filter}_", "enter keeps it, escape shows all"]
     elif ui.page in (TASK, HELP):
-        keys = [Part("esc back " if ui.page == TASK or more else "any key goes back ")]
-        if more:
-            keys.append(Part("up/down scroll "))
-        keys.append(Part("q quit"))
+        keys = ["esc back", "q quit", "up/down scroll"]
     else:
         keys = _list_keys(ui)
-    line = Text(GAP.join(part.text for part in fit(keys, width, keep=0)), "reverse")
+    line = Text(GAP.join(keys), "reverse")
     line.truncate(width, overflow="ellipsis", pad=True)
     return line
 
 
-def _list_keys(ui: UiState) -> list[Part]:
+def _list_keys(ui: UiState) -> list[str]:
     order = f"by {ui.order}"
     if ui.reverse:
         order += ", reversed"
     if ui.filter:
         order += f", only '{ui.filter}'"
-    keys = [
-        Part(f"{order} ", rank=1),
-        Part("q quit"),
-        Part("s sort", rank=2),
-        Part("r reverse", rank=5),
-        Part("/ filter", rank=3),
-    ]
+    keys = [order, "q quit", "? help", "s sort", "/ filter", "r reverse"]
     if ui.of_run:
-        keys.append(Part("enter open", rank=2))
-        keys.append(Part("d tasks" if ui.page == DEVICES else "d devices", rank=4))
-    return [*keys, Part("? help")]
+        keys[3:3] = ["enter open", "d tasks" if ui.page == DEVICES else "d devices"]
+    return keys

@@ -13,7 +13,7 @@ from badcjobs.paths import shell_line
 from badcjobs.report.progress import progress_of, with_start_and_longest
 from badcjobs.report.rules_tasks import ADVICE, USUAL_ADVICE
 from badcjobs.report.summary import running_s
-from badcjobs.report.verdict import TRY_AGAIN, Verdict, judge
+from badcjobs.report.verdict import TRY_AGAIN, Steps, Verdict, judge
 from badcjobs.store.connect import grouped
 from badcjobs.store.read_model import DeviceFacts, TaskAlert, TaskFacts
 from badcjobs.store.read_tasks import parse_settings
@@ -28,30 +28,23 @@ _OF_A_TASK = (
     "job_id",
     "array_index",
     "state",
-    "procid",
-    "restart",
     "node",
     "engine",
     "devices",
     "workers",
-    "shard_index",
-    "shard_count",
     "exit_code",
     "started_at_ms",
     "ended_at_ms",
     "heard_at_ms",
-    "silent_after_s",
     "done",
     "failed",
     "before",
     "pending",
     "audio_done_s",
     "rate",
-    "chunks_per_s",
     "ends_at_ms",
     "working_on",
     "cpu_percent",
-    "memory_used_bytes",
     "memory_percent",
     "label",
     "chunks",
@@ -81,7 +74,6 @@ _OF_A_DEVICE = (
     "memory_percent",
     "load",
 )
-_OF_A_TRAIL = ("from_ms", "step_ms", *CHARTED)
 _READ_MODEL_NAMES = {"failed": "failed_for_good", "audio_done_s": "audio_s"}  # names in the read model
 
 
@@ -99,7 +91,7 @@ def device_document(device: DeviceFacts) -> Document:
         **{name: getattr(device, name, None) for name in _OF_A_DEVICE},
         "token": device.token or None,
         "task": device.task or None,
-        "trail": {name: getattr(device.trail, name) for name in _OF_A_TRAIL},  # asdict would copy every step
+        "trail": {name: getattr(device.trail, name) for name in ("from_ms", "step_ms", *CHARTED)},
         "reading": {metric: getattr(device.reading, metric) for metric in METRICS},
         "load": load_word(device.shown.utilization_percent),
     }
@@ -127,8 +119,8 @@ class Total:
     states: Mapping[str, int] = field(default_factory=dict)  # state → number of array tasks
     devices: int = 0  # of running tasks, or all devices of this machine
     chunks: int | None = None  # of the source if known, else those listed so far; None: a machine, not a run
-    chunks_known: bool = False  # whether ``chunks`` counts all chunks of the source
-    parts: int | None = None  # of the source, one per task; None: unknown, or not divided
+    source_chunks: int | None = None  # all chunks of the source, an estimate until all parts are listed; None: unknown
+    parts: int | None = None  # of the source, one per task; None: all are listed, or their number is unknown
     parts_listed: int = 0  # parts whose chunks a task has listed
     done: int = 0
     failed: int = 0
@@ -151,26 +143,20 @@ class Total:
         return self.done + self.failed
 
     @property
-    def source_chunks(self) -> int | None:
-        """All chunks of the source, an estimate until all parts are listed; None: unknown."""
-        return self.chunks if self.chunks_known else self.chunks_in(self.parts or 0) or None
-
-    def chunks_in(self, parts: int) -> int:
-        """Estimate the chunks in this many parts; parts that are not listed count as equally large."""
-        return round((self.chunks or 0) * parts / self.parts_listed) if self.parts_listed else 0
+    def left(self) -> int:
+        """Chunks that need work, as far as known."""
+        return max(0, (self.source_chunks or self.chunks or 0) - self.settled)
 
     @property
     def share(self) -> float | None:
-        """Progress from 0 to 1; parts that are not listed count as equally large."""
-        if not self.chunks:
-            return None
-        share = self.settled / self.chunks
-        return share if self.chunks_known or not self.parts else share * self.parts_listed / self.parts
+        """Progress from 0 to 1; None: no chunk is known."""
+        chunks = self.source_chunks or self.chunks
+        return self.settled / chunks if chunks else None
 
     def to_dict(self) -> Document:
         """Return the JSON document."""
-        others = {"source_chunks": self.source_chunks, "settled": self.settled, "share": self.share}
-        return {**asdict(self), **others, "load": load_word(self.utilization_percent)}
+        load = load_word(self.utilization_percent)
+        return {**asdict(self), "settled": self.settled, "share": self.share, "load": load}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,27 +194,30 @@ class Snapshot:
         total = self.total
         if not total.chunks:
             return None
-        left = max(0, (total.source_chunks or total.chunks) - total.settled)
-        waits = total.states.get("waiting") and total.standstill is None
-        running = bool(total.states.get("running") or self.unread or waits)
-        state, word, counts = judge(total.done, total.failed, left, running=running)
+        state, word, counts = judge(total.done, total.failed, total.left, running=self._is_running)
         if total.parts:
             counts += f" (estimate; {total.parts_listed:,} of {total.parts:,} parts listed)"
-        elif running and not total.chunks_known:
+        elif self._is_running and total.source_chunks is None:
             counts += " (listed so far)"
         cost = ""
         if total.ran_s:
             cost = f"{gpu_time(total.gpu_s)} in {duration(total.ran_s)}"
-        steps = self._next_steps(running=running)
-        return Verdict(state, word, counts, (total.done, total.failed, left), cost, "", steps)
+        return Verdict(state, word, counts, (total.done, total.failed, total.left), cost, "", self.next_steps)
 
-    def _next_steps(self, *, running: bool) -> tuple[tuple[str, str], ...]:
-        """Return what to do next, each with an explanation: commands that resume the run, or one that shows results."""
+    @property
+    def _is_running(self) -> bool:
+        states = self.total.states
+        waits = states.get("waiting") and self.total.standstill is None
+        return bool(states.get("running") or self.unread or waits)
+
+    @property
+    def next_steps(self) -> Steps:
+        """What to do next, each with an explanation: commands that resume the run, or one that shows results."""
         total = self.total
         if total.go_on:
             explanation = TRY_AGAIN if total.failed and not total.standstill else ""
             return tuple((explanation, command) for command in total.go_on)
-        if running:
+        if self._is_running or not total.chunks:
             return ()
         path = Path(self.title)
         if self.title.endswith(".sqlite"):
@@ -258,7 +247,7 @@ class Snapshot:
             "title": self.title,
             "of_run": self.of_run,
             "total": total,
-            "tasks": [{**task_document(task), "eta_s": self.eta_s(task.ends_at_ms)} for task in self.tasks],
+            "tasks": list(map(task_document, self.tasks)),
             "devices": list(map(device_document, self.devices)),
             "alerts": list(map(alert_document, self.alerts)),
             "findings": list(map(alert_document, self.findings)),
@@ -290,9 +279,7 @@ _FIXES = {  # by kind of alert
 
 def _order(alert: TaskAlert) -> tuple[bool, bool, int]:
     """Put problems first, and those of the whole run before those of a device."""
-    of_run = alert.kind.startswith(("chunks_", "tasks_"))
-    since_ms = 0 if of_run else alert.started_at_ms
-    return alert.severity != "critical", not of_run, since_ms
+    return alert.severity != "critical", alert.node is not None, alert.started_at_ms
 
 
 def _one_finding(alerts: Sequence[TaskAlert]) -> TaskAlert:
@@ -339,19 +326,13 @@ def _failing_chunks(failing: Tasks) -> TaskAlert:
         message = f"{count(times.total(), 'chunk')} left after a failed try"
     fix = USUAL_ADVICE
     if times:
-        (worst, most), *rarer = times.most_common()
+        [(worst, _)] = times.most_common(1)
         fix = ADVICE.get(worst, USUAL_ADVICE)
-        message += f", most often with {_name(worst)}" if rarer else f", with {_name(worst)}"
-        if rarer:
-            classes = "".join(f", {_name(error_class)} {chunks:,}" for error_class, chunks in rarer)
-            message += f" ({most:,} of {times.total():,}{classes})"
+        reason = worst.replace("_", " ")
+        message += f", most often with {reason}" if len(times) > 1 else f", with {reason}"
         if examples[worst]:
             message += f": {'; '.join(examples[worst].splitlines())}"
     return replace(_run_alert("chunks_failed", message, failing), severity=severity, fix=fix)
-
-
-def _name(error_class: str) -> str:
-    return error_class.replace("_", " ")
 
 
 _TROUBLE_WORDS = {
@@ -386,31 +367,34 @@ def add_up(
     A run may have divided its source several times, in different ways. Each division covers all of the source, so only
     the chunks of one division are counted.
     """
-    division = _latest_division(tasks)
+    listed_last = {task.part: task for task in sorted(every, key=lambda task: task.age) if task.chunks}
+    division = [listed_last.get(task.part, task) for task in _latest_division(tasks)]
     listed = sum(task.chunks for task in division)
     parts, parts_listed = _parts(division, array_count)
-    known = all_listed or parts == parts_listed or (source_chunks is not None and source_chunks >= listed)
-    in_parts = parts is not None and not known and not alone
-    if not in_parts:
-        parts = None
-        parts_listed = 0
     chunks = max(listed, source_chunks or 0)
-    failed = sum(task.failed_for_good for task in division)
+    in_all: int | None = None
+    if all_listed or parts == parts_listed or (source_chunks is not None and source_chunks >= listed):
+        in_all = chunks
+        parts = None
+    elif alone:
+        parts = None
+    elif parts is not None and parts_listed:
+        in_all = round(chunks * parts / parts_listed)
     audio_s = sum(task.audio_s for task in every)
     ran_s = running_s(every)
     total = replace(
         total_of_devices([device for device in devices if device.alive]),
         states=dict(Counter(task.state for task in tasks)),
         chunks=chunks,
-        chunks_known=known,
+        source_chunks=in_all,
         parts=parts,
-        parts_listed=parts_listed,
-        done=min(chunks - failed, _done(division, every)),
-        failed=failed,
+        parts_listed=parts_listed if parts else 0,
+        done=sum(task.done + task.before for task in division),
+        failed=sum(task.failed_for_good for task in division),
         audio_done_s=audio_s,
         with_overlaps=any(parse_settings(settings).get("overlap") for settings in {task.settings for task in every}),
         rate=sum_of_known(task.rate for task in tasks if task.state == "running"),
-        ended_at_ms=None if in_parts else _end_of_last(tasks),
+        ended_at_ms=None if parts else _end_of_last(tasks),
         ran_s=ran_s,
         gpu_s=sum(task.gpu_s for task in every),
         speed=audio_s / ran_s if audio_s and ran_s > 0 else None,
@@ -420,13 +404,12 @@ def add_up(
 
 def _expected_end_ms(total: Total, tasks: Tasks, every: Tasks) -> int | None:
     """Return when the last chunk is expected to be done; None: not known, or no task is running."""
-    left = (total.source_chunks or total.chunks or 0) - total.settled
     running = [progress_of(task) for task in tasks if task.state == "running"]
-    end_ms = expected_end_ms(running, left, [task.chunks_per_s for task in tasks if task.chunks_per_s])
+    end_ms = expected_end_ms(running, total.left, [task.chunks_per_s for task in tasks if task.chunks_per_s])
     if end_ms is None:
         return None
     since_ms = max(progress.at_ms for progress in running)
-    starts = left > sum(progress.pending for progress in running)  # for the rest
+    starts = total.left > sum(progress.pending for progress in running)  # for the rest
     lasts_s = with_start_and_longest((end_ms - since_ms) / 1000, every, starts=starts)
     return since_ms + round(1000 * lasts_s)
 
@@ -436,19 +419,6 @@ def _end_of_last(tasks: Tasks) -> int | None:
     if not tasks or any(task.alive or not task.begun for task in tasks):
         return None
     return max(task.ended_at_ms or task.heard_at_ms or 0 for task in tasks)
-
-
-def _done(division: Tasks, every: Tasks) -> int:
-    """Return the chunks that are done, by the latest attempts or by all attempts at each part."""
-    by_latest = sum(task.done + task.before for task in division)
-    by_part = 0
-    for attempts in grouped((task.part, task) for task in every).values():
-        done = sum(task.done for task in attempts)
-        last = max(attempts, key=lambda task: task.age)
-        if last.chunks:
-            done = min(done, last.done + last.before)  # of those done twice, the last attempt found only some done
-        by_part += done
-    return max(by_part, by_latest)
 
 
 def total_of_devices(devices: Sequence[DeviceFacts]) -> Total:
@@ -504,25 +474,19 @@ def standstill(total: Total) -> str | None:
     states = total.states
     unbegun = states.get("unbegun", 0)
     waiting = states.get("waiting", 0) + unbegun
-    begun = sum(states.values()) - states.get("waiting", 0)  # includes tasks that an emulation did not start
-    unlisted = max(0, (total.parts or 0) - total.parts_listed)
-    absent = max(0, unlisted - waiting)  # parts without a task
-    to_come = total.chunks_in(unlisted - absent)  # chunks of tasks that have not started
-    left = (total.chunks or 0) - total.settled + to_come
-    if states.get("running") or not begun or not (left or waiting or absent):
+    absent = max(0, (total.parts or 0) - total.parts_listed - waiting)  # parts without a task
+    if states.get("running") or set(states) <= {"waiting"} or not (total.left or waiting or absent):
         return None
 
     facts = []
-    if left:
+    if total.left:
         facts.append("chunks are left")  # the verdict has their number
     if absent:
-        fact = f"{absent:,} of {total.parts:,} parts of the source without a task"
-        chunks = total.chunks_in(absent)
-        facts.append(f"{fact} (~{count(chunks, 'chunk')})" if chunks else fact)
+        facts.append(f"{absent:,} of {total.parts:,} parts of the source without a task")
     if waiting:
         facts.append(f"{count(waiting, 'task')} not started")
     if unbegun:
-        facts[-1] += ", and the emulation has ended"
+        facts.append("the emulation has ended")
     if states.get("silent"):
         facts.append(f"{count(states['silent'], 'task')} silent")
     return f"no task is running: {', '.join(facts)}"

@@ -1,4 +1,4 @@
-"""Fit text to a terminal of any width: show parts completely or not at all, and break lines between words."""
+"""Fit text to a terminal of any width: choose columns, break lines between words, draw bars and charts."""
 
 from __future__ import annotations
 
@@ -13,20 +13,11 @@ from badcjobs.live.snapshot import mean_of_known
 from badcjobs.words import plain, spark, to_ascii
 
 GAP = "  "
+DOT = " · "
 _CONTINUED = " \\\n    "  # between the lines of a wrapped command
 _SHELL_WORD = re.compile(r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|[^\s'"])+""")
-_MIN_BAR = 4
+_MIN_BAR = 8
 
-
-class Part(NamedTuple):
-    """A piece of a line; parts with a larger ``rank`` are dropped first when the line is too long."""
-
-    text: str
-    style: str = ""
-    rank: int = 0
-
-
-Parts = Sequence[Part]
 Lines = list[Text]
 
 
@@ -53,15 +44,14 @@ class Column(NamedTuple):
 
     title: str
     width: int
-    cells: Callable[[int], Sequence[Part]]  # the cells of all rows, for a width
+    cells: Callable[[int], Sequence[Text]]  # the cells of all rows, for a width
     rank: int = 0
     max_width: int = 0
     right: bool = False
 
-    def lines(self) -> list[Text]:
+    def lines(self) -> Lines:
         """Return the title and the cells, all of the same width."""
-        column = [Text(self.title, "bold" if self.title else "")]
-        column += [Text(cell.text, cell.style) for cell in self.cells(self.width)]
+        column = [Text(self.title, "bold"), *self.cells(self.width)]
         for cell in column:
             cell.truncate(self.width, overflow="ellipsis")
             cell.align("right" if self.right else "left", self.width)
@@ -69,16 +59,14 @@ class Column(NamedTuple):
 
 
 def choose_columns(columns: Sequence[Column], width: int) -> list[Column]:
-    """Return the columns that fit, as wide as possible; columns of width 0 are left out."""
-    kept = [column for column in columns if column.width > 0]
+    """Return the columns that fit, as wide as possible."""
+    kept = list(columns)
     while len(kept) > 1 and _spare(kept, width) < 0:
         kept.remove(max(kept, key=lambda column: column.rank))
-
-    growing = [number for number, column in enumerate(kept) if column.max_width > column.width]
-    for already, number in enumerate(growing):
-        column = kept[number]
-        share = max(0, _spare(kept, width) // (len(growing) - already))
-        kept[number] = column._replace(width=min(column.max_width, column.width + share))
+    for number, column in enumerate(kept):
+        wider = min(column.max_width, column.width + max(0, _spare(kept, width)))
+        if wider > column.width:
+            kept[number] = column._replace(width=wider)
     return kept
 
 
@@ -86,14 +74,14 @@ def _spare(columns: Sequence[Column], width: int) -> int:
     return width - sum(column.width for column in columns) - len(GAP) * (len(columns) - 1)
 
 
-def table_lines(columns: Sequence[Column], width: int, chosen: int | None) -> Lines:
+def table_lines(columns: Sequence[Column], width: int, chosen: int | None = None) -> Lines:
     """Return the title row and the rows; ``chosen`` is the number of the marked row."""
     cells = [column.lines() for column in choose_columns(columns, width - 1 - len(GAP))]
     lines = []
     for number, row in enumerate(zip(*cells, strict=True), -1):
         line = Text(GAP).join([Text(" "), *row])
         if number == chosen:
-            line = Text(GAP.join(["▸", *(cell.plain for cell in row)]), "reverse")  # colours would be hard to read
+            line = Text(f"▸{line.plain[1:]}", "reverse")  # colours would be hard to read
         lines.append(line)
     return lines
 
@@ -101,49 +89,28 @@ def table_lines(columns: Sequence[Column], width: int, chosen: int | None) -> Li
 # --- lines ------------------------------------------------------------------------------------------------------------
 
 
-def fit(parts: Parts, width: int, gap: str = GAP, *, keep: int = -1) -> list[Part]:
-    """Return the parts that fit on one line; parts of rank ``keep`` and below are never dropped."""
-    kept = list(parts)
-    while kept and width_of(kept, gap) > width:
-        worst = max(part.rank for part in kept)
-        if worst <= keep:
-            break
-        last = max(number for number, part in enumerate(kept) if part.rank == worst)
-        del kept[last]
-    return kept
-
-
-def width_of(parts: Parts, gap: str = GAP) -> int:
-    """Return the width of the parts on one line."""
-    return sum(cell_len(part.text) for part in parts) + len(gap) * max(0, len(parts) - 1)
-
-
-def joined(parts: Parts, gap: str = GAP) -> Text:
-    """Return the parts as one line, with ``gap`` between them."""
-    return Text(gap).join(Text(part.text, part.style) for part in parts)
-
-
-def flow(parts: Parts, width: int, gap: str) -> list[list[Part]]:
+def flow(parts: Iterable[Text], width: int, gap: str) -> Lines:
     """Return the parts in lines, as many on each line as fit."""
-    lines: list[list[Part]] = []
+    lines: Lines = []
     for part in parts:
-        if lines and width_of([*lines[-1], part], gap) <= width:
-            lines[-1].append(part)
+        if lines and lines[-1].cell_len + len(gap) + part.cell_len <= width:
+            lines[-1].append(gap).append_text(part)
         else:
-            lines.append([part])
+            lines.append(Text.assemble(part))
     return lines
 
 
-def wrap(text: str, width: int) -> list[str]:
+def wrap(text: str, width: int, style: str = "") -> Lines:
     """Return text in lines that break between words; a word that is too long gets its own line."""
-    return _fold(text.split(), width)
+    lines = flow(map(Text, text.split()), width, " ")
+    return [Text(line.plain, style) for line in lines]
 
 
 def labelled(name: str, text: str, width: int, *, indent: int, style: str = "dim") -> Lines:
     """Return a label and its text, wrapped to the width."""
-    label = f"  {name}"
     lines = []
-    for part in wrap(text, width - indent) or [""]:
+    label = f"  {name}"
+    for part in wrap(text, width - indent) or [Text()]:
         lines.append(Text.assemble((label.ljust(indent), style), part))
         label = ""
     return lines
@@ -154,15 +121,10 @@ def wrap_command(command: str, width: int) -> list[str] | None:
     if cell_len(command) <= width:
         return [command]
     room = width - len(_CONTINUED)
-    lines = _fold(_SHELL_WORD.findall(command), room)
-    if any(cell_len(line) > room for line in lines):
+    lines = flow(map(Text, _SHELL_WORD.findall(command)), room, " ")
+    if any(line.cell_len > room for line in lines):
         return None
-    return _CONTINUED.join(lines).split("\n")
-
-
-def _fold(words: Iterable[str], width: int) -> list[str]:
-    lines = flow([Part(word) for word in words], width, " ")
-    return [" ".join(part.text for part in line) for line in lines]
+    return _CONTINUED.join(line.plain for line in lines).split("\n")
 
 
 # --- bars -------------------------------------------------------------------------------------------------------------
@@ -183,13 +145,16 @@ def bar(share: float | None, width: int, failed: float = 0.0) -> str:
     return filled.ljust(width, "─")[:width]
 
 
-def bar_line(share: float | None, parts: Parts, width: int, *, max_width: int, style: str, failed: float) -> Text:
-    """Return a progress bar, if there is room for it, and the parts after it."""
-    text = joined(fit(parts, width))
-    room = min(max_width, width - text.cell_len - 1)
+def bar_line(share: float | None, facts: Sequence[str], width: int, *, style: str, failed: float) -> Text:
+    """Return a progress bar, if there is room for it, and facts after it."""
+    text = GAP.join(facts)
+    room = min(_MAX_BAR, width - cell_len(text) - 1)
     if room < _MIN_BAR:
-        return text
-    return Text.assemble((bar(share, room, failed), style), " ", text)
+        return Text(text, "bold")
+    return Text.assemble((bar(share, room, failed), style), " ", (text, "bold"))
+
+
+_MAX_BAR = 46
 
 
 def downsample(values: Sequence[float | None], width: int) -> list[float | None]:
@@ -200,10 +165,10 @@ def downsample(values: Sequence[float | None], width: int) -> list[float | None]
     return [mean_of_known(values[edges[number] : edges[number + 1]]) for number in range(width)]
 
 
-def sparkline(values: Sequence[float | None], width: int, top: float, *, over: bool) -> str:
-    """Return values from 0 to ``top`` as a chart, right-aligned; a blank is a step without a reading.
+def sparkline(values: Sequence[float | None], width: int, *, over: bool) -> str:
+    """Return percentages as a chart, right-aligned; a blank is a step without a reading.
 
     With ``over`` (the task has ended, no values follow) the chart is left-aligned.
     """
-    text = spark(downsample(values, width), top or 1).replace("·", " ")
+    text = spark(downsample(values, width), 100).replace("·", " ")
     return text.ljust(width) if over else text.rjust(width)

@@ -3,79 +3,65 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from badcjobs.live.snapshot import STATES, mean_utilization
 from badcjobs.store.read_model import DeviceFacts, TaskFacts
 
-Line = TypeVar("Line", TaskFacts, DeviceFacts)
+Row = TypeVar("Row", TaskFacts, DeviceFacts)
 _Value = float | tuple[float, ...] | None
-DevicesOf = Mapping[str, Sequence[DeviceFacts]]  # by task name
 
-
-# Every order but "task", which is that of the snapshot, puts the most urgent or the largest first.
-TASK_ORDERS: dict[str, Callable[[TaskFacts, DevicesOf], _Value]] = {
-    "state": lambda task, devices: (STATES.index(task.state), -task.failed_for_good),
-    "task": lambda task, devices: 0.0,
-    "progress": lambda task, devices: task.settled / task.chunks if task.chunks else None,
-    "rate": lambda task, devices: _negative(task.rate),
-    "ETA": lambda task, devices: _negative(task.ends_at_ms),
-    "GPU": lambda task, devices: mean_utilization(devices.get(task.name, ())) if task.alive else None,
+# The largest value comes first; in the order "task", that of the snapshot, all are equal.
+TASK_ORDERS: dict[str, Callable[[TaskFacts], _Value]] = {
+    "state": lambda task: (-STATES.index(task.state), task.failed_for_good),
+    "task": lambda task: 0,
+    "progress": lambda task: -task.settled / task.chunks if task.chunks else None,
+    "rate": lambda task: task.rate,
+    "ETA": lambda task: task.ends_at_ms,
+    "GPU": lambda task: mean_utilization(task.its_devices) if task.alive else None,
 }
 DEVICE_ORDERS: dict[str, Callable[[DeviceFacts], _Value]] = {
-    "task": lambda device: 0.0,
+    "task": lambda device: 0,
     "GPU": lambda device: device.shown.utilization_percent,
-    "memory": lambda device: _negative(device.memory_percent),
-    "temperature": lambda device: _negative(device.shown.temperature_c),
-    "power": lambda device: _negative(device.shown.power_w),
-    "rate": lambda device: _negative(device.rate),
+    "memory": lambda device: device.memory_percent,
+    "temperature": lambda device: device.shown.temperature_c,
+    "power": lambda device: device.shown.power_w,
+    "rate": lambda device: device.rate,
 }
 
 
-def arrange_tasks(tasks: Sequence[TaskFacts], devices: DevicesOf, ui: UiState) -> list[TaskFacts]:
+def arrange_tasks(tasks: Sequence[TaskFacts], ui: UiState) -> list[TaskFacts]:
     """Return the tasks that match the filter, in the chosen order."""
     kept = [t for t in tasks if _matches(ui.filter, t.label, t.node, t.state, t.engine, *t.working_on)]
-    order = TASK_ORDERS[ui.order]
-    return _sort(kept, lambda task: order(task, devices), reverse=ui.reverse)
+    return _sort(kept, TASK_ORDERS[ui.order], reverse=ui.reverse)
 
 
 def arrange_devices(devices: Sequence[DeviceFacts], ui: UiState) -> list[DeviceFacts]:
-    """Return the devices that match the filter, in the chosen order.
-
-    Devices that cannot be read come first, then those of running tasks, then those of tasks that have ended.
-    """
-    groups: dict[str, list[DeviceFacts]] = {"trouble": [], "running": [], "ended": []}
+    """Return the devices that match the filter, in the chosen order; those of running tasks come first."""
+    kept = []
     for device in devices:
         state = "running" if device.alive else "ended"
         names = (device.task, device.node, device.name, device.uuid, *device.chunks, f"gpu{device.index}", state)
         if _matches(ui.filter, *names):
-            groups["trouble" if device.trouble else state].append(device)
-    arranged = []
-    for group in groups.values():
-        arranged += _sort(group, DEVICE_ORDERS[ui.order], reverse=ui.reverse)
-    return arranged
+            kept.append(device)
+    arranged = _sort(kept, DEVICE_ORDERS[ui.order], reverse=ui.reverse)
+    return sorted(arranged, key=lambda device: not device.alive)
 
 
-def _sort(lines: Sequence[Line], order: Callable[[Line], _Value], *, reverse: bool) -> list[Line]:
-    """Return the lines in an order; those without a value come last, also in reverse."""
-    ranked = [(order(line), line) for line in lines]
-    unranked = [line for value, line in ranked if value is None]
-    ranked = [(value, line) for value, line in ranked if value is not None]
+def _sort(rows: Sequence[Row], order: Callable[[Row], _Value], *, reverse: bool) -> list[Row]:
+    """Return the rows in an order; those without a value come last, also in reverse."""
+    ranked = [row for row in rows if order(row) is not None]
+    ranked.sort(key=order, reverse=True)  # type: ignore[arg-type]
     if reverse:
-        ranked.reverse()  # so that equal values are reversed, too
-    ranked.sort(key=lambda pair: pair[0], reverse=reverse)  # type: ignore[arg-type, return-value]
-    return [line for _, line in ranked] + unranked
+        ranked.reverse()
+    return ranked + [row for row in rows if order(row) is None]
 
 
 def _matches(wanted: str, *names: str | None) -> bool:
     text = " ".join(name for name in names if name).lower()
     return all(word in text for word in wanted.lower().split())
-
-
-def _negative(value: float | None) -> float | None:
-    return None if value is None else -value
 
 
 # --- ui -------------------------------------------------------------------------------------------------------------
@@ -184,8 +170,6 @@ _ESCAPED = {
     "F": "end",
     "1~": "home",
     "4~": "end",
-    "7~": "home",
-    "8~": "end",
     "5~": "page-up",
     "6~": "page-down",
 }
@@ -197,9 +181,6 @@ _NAMES = {
     "\x7f": "backspace",
     "\x08": "backspace",
     "\x03": "ctrl-c",
-    "\x04": "ctrl-c",
-    "\x06": "page-down",
-    "\x02": "page-up",
 }
 _ONE_KEY = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|\x1bO[A-Za-z]|\x1b|.", re.DOTALL)
 

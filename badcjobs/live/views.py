@@ -6,7 +6,6 @@ on other nodes."""
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -34,7 +33,6 @@ from badcjobs.telemetry.recorder import Followed
 
 _RUN_FOLDER_ENTRIES = ("tasks", "run.toml", "submitted.json", "job.sqlite", "logs")
 _MAX_READINGS = 240  # per device
-_MORE_PATIENCE = 4  # times as long as the first look
 _RECENT_MS = 10_000  # a reading may lack metrics that an earlier one has
 _TRY = "give the run folder (--out of run or submit)"
 
@@ -48,19 +46,18 @@ def open_run_view(path: Path, clock: Clock, *, confined: bool = False, ask_queue
         why = "badcjobs submit, or the first task that starts, creates the run folder"
         raise DatabaseProblem(f"{path} does not exist", why=why, fix=_TRY)
     if path.is_dir():
-        folder = _find_run_folder(path)
-        return RunView(RunFiles(folder, None, clock, confined), clock, title=str(path), ask_queue=ask_queue)
+        return RunView(RunFiles(_find_run_folder(path), None, clock, confined), clock, str(path), ask_queue)
     try:
         read_tasks(path)
     except DatabaseProblem as error:
         raise DatabaseProblem(error.what, why="it is not a task database or a job database", fix=_TRY) from error
-    return RunView(RunFiles(RunFolder(path.absolute().parent), path, clock, confined), clock, title=str(path))
+    return RunView(RunFiles(RunFolder(path.absolute().parent), path, clock, confined), clock, str(path))
 
 
 def _find_run_folder(path: Path) -> RunFolder:
     """Return the run folder that a folder is, or whose tasks folder it is; raise DatabaseProblem for another one."""
     try:
-        names = set(os.listdir(path))  # noqa: PTH208 - names, not paths
+        names = {entry.name for entry in path.iterdir()}
     except OSError as error:
         line = shell_line("ls", "-ld", path)
         raise DatabaseProblem(f"{path} cannot be read", why=error.strerror, fix=line) from error
@@ -80,14 +77,15 @@ class RunView:
     clock: Clock
     title: str
     ask_queue: AskQueue = not_asked
-    _read_until_s: float | None = None  # when reading stopped for lack of time; None: everything has been read
 
-    def look(self, patience_s: float | None = None) -> Snapshot:
-        """Read what has changed and return a snapshot; raise DatabaseProblem if the run folder is gone."""
+    def look(self, patience_s: float = math.inf) -> Snapshot:
+        """Read what has changed and return a snapshot; raise DatabaseProblem if the run folder is gone.
+
+        ``patience_s``: how long to read files; the others follow at the next look.
+        """
         files = self.files
         now_ms = self.clock.now_ms()
-        unread = files.read_changes(now_ms, self._end_of_patience_s(patience_s))
-        self._read_until_s = self.clock.monotonic_s() if unread else None
+        unread = files.read_changes(now_ms, self.clock.monotonic_s() + patience_s)
 
         array = ArrayOfRun() if files.only else read_array(files)
         every = files.tasks
@@ -127,16 +125,6 @@ class RunView:
             merged=files.merged,
         )
 
-    def _end_of_patience_s(self, patience_s: float | None) -> float:
-        """Return until when to read; only the first look at a large run is short."""
-        if patience_s is None:
-            return math.inf
-        now_s = self.clock.monotonic_s()
-        if self._read_until_s is None:
-            return now_s + patience_s
-        # Each look costs time for all that was read before.
-        return now_s + max(_MORE_PATIENCE * patience_s, 2 * (now_s - self._read_until_s))
-
     def _remarks(self, array: ArrayOfRun, every: Tasks) -> tuple[str, ...]:
         """Return what else there is to know about the files of the run."""
         remarks = [self.files.waiting, *self.files.troubles, array.trouble]
@@ -151,37 +139,30 @@ class RunView:
 
     def _with_resume_commands(self, total: Total, array: ArrayOfRun, tasks: Tasks, every: Tasks) -> Total:
         """Add why no task is running, and the commands that resume the run, if chunks are left."""
+        if total.states.get("running") or is_done(total):
+            return total
         reason = standstill(total)
+        if array.cut_short is not None:
+            return replace(total, standstill=reason or "no task is running", go_on=(array.cut_short.command,))
+
         run = self.files.folder.path
-        cut_short = array.cut_short
-        if cut_short is not None and not total.states.get("running") and not is_done(total):
-            return replace(total, standstill=reason or "no task is running", go_on=(cut_short.command,))
         lock = lock_file_in(run)
         outside = any(self.files.is_outside(path) for path in (lock.parent, lock, file_in(run)))
-        readable = self.files.only is None and not outside
-        if not tasks and self.files.only is None:
-            idle = find_idle_emulation(run.absolute()) if readable else None
-            if idle is None:
-                return total
-            return replace(total, standstill=idle.what, go_on=(idle.command,))
-
-        if reason is None:
-            if total.ended_at_ms is not None and total.failed and self.files.merged:
-                return replace(total, go_on=self._resume_commands(last_job_of(tasks), tasks, every))
-            if set(total.states) != {"waiting"}:
-                return total
-        if not total.states.get("silent") and readable and is_emulated_now(run):
-            return total  # a running emulation starts the next task
-        queue = self.ask_queue(run, {task.job_id for task in tasks}) if readable else None
-        if queue is not None and (queue.waiting or queue.running):
-            now = "no task has published anything lately" if queue.running else "no task is running"
-            return replace(total, standstill=f"{now}: {queue}", go_on=queue.release)
-        if reason is None:
-            if queue is None or not queue.known:
-                return total
-            reason = "no task is running or queued, and none has started"
-        elif queue is not None and not queue.known:
-            reason += " (unless still queued)"
+        if self.files.only is None and not outside:
+            if not tasks:
+                idle = find_idle_emulation(run.absolute())
+                return total if idle is None else replace(total, standstill=idle.what, go_on=(idle.command,))
+            if not total.states.get("silent") and is_emulated_now(run):
+                return total  # a running emulation starts the next task
+            queue = self.ask_queue(run, {task.job_id for task in tasks})
+            if queue is not None and (queue.waiting or queue.running):
+                return replace(total, standstill=f"no task is publishing: {queue}", go_on=queue.release)
+            if queue is not None and not queue.known:
+                reason = reason and f"{reason} (unless still queued)"
+            elif queue is not None and reason is None and set(total.states) == {"waiting"}:
+                reason = "no task is running or queued, and none has started"
+        if reason is None and not (total.ended_at_ms is not None and total.failed and self.files.merged):
+            return total
         go_on = self._resume_commands(last_job_of(tasks) or array.job_id, tasks, every)
         return replace(total, standstill=reason, go_on=go_on)
 
@@ -226,11 +207,20 @@ def summarize_run(files: RunFiles, snapshot: Snapshot) -> Summary:
     total = snapshot.total
     newest = {task.name for task in snapshot.tasks}
     latest = [task for task in tasks if task.name in newest]
-    left = max(0, (total.chunks or 0) - total.settled)
-    pending = min(left, sum(task.pending for task in latest))  # the others are not in any task yet
-    of_unknown_length = pending - sum(task.pending - task.left_of_unknown_length for task in latest)
-    if not total.chunks_known:  # includes chunks that no task has listed yet
-        of_unknown_length += max(0, (total.source_chunks or 0) - total.settled - pending)
+    pending = min(total.left, sum(task.pending for task in latest))
+    not_listed = total.left - pending  # in no task yet
+    of_unknown_length = sum(task.left_of_unknown_length for task in latest)
+    completeness = Completeness(
+        listed=total.done + total.failed + pending,
+        done=total.done,
+        failed=total.failed,
+        pending=pending,
+        missing_indices=tuple(task.array_index for task in snapshot.tasks if not task.started_at_ms),
+    )
+    if total.source_chunks is not None and total.parts is None:
+        completeness = replace(completeness, expected=total.chunks, not_listed=not_listed)
+    else:
+        of_unknown_length += not_listed
     facts = JobFacts(
         tasks=tuple(tasks),
         devices=tuple(device for task in tasks for device in task.its_devices),
@@ -243,47 +233,18 @@ def summarize_run(files: RunFiles, snapshot: Snapshot) -> Summary:
         gaps=(),
         file_remarks=(),
         audio_left_s=sum(task.audio_left_s for task in latest),
-        left_of_unknown_length=max(0, of_unknown_length),
+        left_of_unknown_length=of_unknown_length,
         alerts=tuple(_count_alerts(tasks)),
     )
-    completeness = Completeness(
-        expected=None,
-        why_unknown="some tasks have not listed their chunks yet",
-        listed=total.done + total.failed + pending,
-        done=total.done,
-        failed=total.failed,
-        poison=0,
-        pending=pending,
-        elsewhere=0,
-        not_listed=None,
-        missing_indices=tuple(task.array_index for task in snapshot.tasks if not task.started_at_ms),
-    )
-    if total.chunks_known and total.chunks is not None:
-        completeness = replace(completeness, expected=total.chunks, why_unknown=None, not_listed=left - pending)
     return summarize(facts, completeness, now_ms=snapshot.at_ms)
 
 
 def _count_alerts(tasks: Tasks) -> Iterator[AlertFacts]:
     """Yield the alerts of all tasks by kind; as in a merged job, a kind is as severe as its worst alert."""
     by_kind = grouped((alert.kind, alert) for task in tasks for alert in task.alerts)
-    for kind in sorted(by_kind):
-        alerts = by_kind[kind]
+    for kind, alerts in sorted(by_kind.items()):
         severity = min(alert.severity for alert in alerts)  # "critical" sorts before "warning"
-        yield _alert_facts(kind, severity, len(alerts), sum(alert.is_open for alert in alerts))
-
-
-def _alert_facts(kind: str, severity: str, alerts: int, still_open: int) -> AlertFacts:
-    return AlertFacts(
-        kind,
-        severity,
-        alerts=alerts,
-        devices=0,
-        longest_s=0.0,
-        peak=None,
-        threshold=None,
-        example="",
-        still_open=still_open,
-    )
+        yield AlertFacts(kind, severity, len(alerts), still_open=sum(alert.is_open for alert in alerts))
 
 
 # --- this machine -----------------------------------------------------------------------------------------------------
@@ -361,7 +322,7 @@ class MachineView:
         """The alerts since it was opened, by kind and severity."""
         still_open = Counter((alert.kind, alert.severity) for alert in self._book.open_alerts)
         keys = self._started | still_open  # an alert may have become critical
-        return [_alert_facts(*key, self._started[key], still_open[key]) for key in keys]
+        return [AlertFacts(*key, self._started[key], still_open=still_open[key]) for key in keys]
 
     def _count(self, alert: Alert) -> None:
         if not alert.over:

@@ -505,11 +505,11 @@ class AlertFacts:
     kind: str
     severity: str
     alerts: int
-    devices: int
-    longest_s: float
-    peak: float | None
-    threshold: float | None
-    example: str
+    devices: int = 0
+    longest_s: float = 0.0
+    peak: float | None = None
+    threshold: float | None = None
+    example: str = ""
     still_open: int = 0  # not over at the last publication of a task that has not ended; in a summary: of one that runs
 
 

@@ -67,10 +67,11 @@ ALERTS = (
 )
 STANDSTILL = "no task is running: 3,412 chunks left, 2 tasks not started, and the emulation has ended"
 COMMAND = "badcjobs run /data/summer/july.csv --out=/runs/july --engine=hawkears --config='run.root=/data/a b'"
+TASKS_NOW = [replace(one, its_devices=tuple(d for d in COURSE if d.task == one.name)) for one in (*RUNNING, *ENDED)]
 FRAME = Snapshot(
-    NOW_MS, "runs/july", True, (*RUNNING, *ENDED), COURSE, ALERTS,
-    replace(live.add_up((*RUNNING, *ENDED), COURSE, RUNNING), parts=40, parts_listed=8, chunks_known=False),
-    ("4821_8.r0.gpu08.sqlite cannot be read: the file is empty", "two", "three", "four"), unread=3,
+    NOW_MS, "runs/july", True, tuple(TASKS_NOW), COURSE, ALERTS,
+    replace(live.add_up((*RUNNING, *ENDED), COURSE, RUNNING), source_chunks=85_900, parts=40, parts_listed=8),
+    ("4821_8.r0.gpu08.sqlite cannot be read: the file is empty", "two", "three", "four"), unread=3, files=12,
 )  # fmt: skip
 OVER = replace(FRAME, total=replace(FRAME.total, standstill=STANDSTILL, go_on=(COMMAND,)), alerts=(), unread=0)
 ALL_PAGES = (TASKS, DEVICES, TASK, HELP)
@@ -116,7 +117,7 @@ def test_pages_of_single_tasks_of_this_machine_and_of_odd_runs(pages):
         NOW_MS, "node1", False, total=live.Total(devices=2, power_w=12_345.6, utilization_percent=49.6),
         devices=(*(replace(one, task="", chunks=(), processes=both) for one in COURSE[:2]), lost),
     )  # fmt: skip
-    almost = live.Total(chunks=100_000, done=99_999, chunks_known=True)
+    almost = live.Total(chunks=100_000, done=99_999)
     odd = {
         "machine.txt": (machine, UiState.at_start(of_run=False)),
         "quiet-machine.txt": (replace(machine, devices=(replace(COURSE[0], task=""),)), UiState(page=DEVICES)),
@@ -142,8 +143,8 @@ def test_pages_of_single_tasks_of_this_machine_and_of_odd_runs(pages):
 def strange():
     """Return a run with wide letters and with names that would like to steer the terminal."""
     evil, birds = "\x1b[2J\x1b]0;owned\x07x", "鳥の声" * 9
-    one = replace(RUNNING[0], name="\x1b", job_id=birds, node="鳥の声", working_on=(evil,))
     its = replace(COURSE[0], task=f"{birds}_0.r0.gpu1", node="鳥の声", name="鳥の声", chunks=(evil,))
+    one = replace(RUNNING[0], name="\x1b", job_id=birds, node="鳥の声", working_on=(evil,), its_devices=(its,))
     return replace(FRAME, title=f"jul\udcff/{birds}", tasks=(one,), devices=(its, replace(its, task="\x1b")), alerts=(),
                    remarks=(evil,))  # fmt: skip
 

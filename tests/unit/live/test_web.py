@@ -213,7 +213,7 @@ def test_metrics_have_what_was_read_in_a_short_time_and_soon_everything(tmp_path
 TRAIL = Trail(0, 1000, (50, None, 70), (1, None, 2), (60, None, 61), (200, None, 210))
 ONE = TaskFacts("4821_0.r0.gpu1", "4821", 0, state="running", done=3, pending=7)
 DEVICE = DeviceFacts(ONE.name, "gpu1", 0, "GPU-a", "0", "Tesla V100", "nvml", reading=Reading(70), trail=TRAIL)
-FRAME = live.Snapshot(1000, "july", True, (ONE,), (DEVICE,), (), live.Total({"running": 1}, 1, 10, True, 3))
+FRAME = live.Snapshot(1000, "july", True, (ONE,), (DEVICE,), (), live.Total({"running": 1}, 1, 10, 10, done=3))
 ALERT = TaskAlert("thermal", "warning", "86 °C", "gpu1", 500, ONE.name, 0, "GPU-a", 86.0, 83.0)
 
 
