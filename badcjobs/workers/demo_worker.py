@@ -6,33 +6,30 @@ It is started as ``python -m badcjobs.workers.demo_worker``, and reads and write
 from __future__ import annotations
 
 import argparse
-import math
 import os
-import struct
 import sys
 import time
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from badcjobs.devices.simulated import simulated_memory_bytes
 from badcjobs.errors import BadInput
 from badcjobs.locks import kernel_lock
-from badcjobs.sources.audio_formats import begins_like_audio, read_wav_header
+from badcjobs.sources.audio_formats import read_wav_header
 from badcjobs.sources.cutter import NoDecoder, load_soundfile
 from badcjobs.workers.hawkears_worker import OrderPipe
 from badcjobs.workers.policy import BAD_AUDIO
 
 _WINDOW_S = 0.1
 _MIB = 2**20
-_WHOLE = 1
-_FLOAT = 3
-_EXTENSIBLE = 0xFFFE
-_ARRAY_TYPES = {_WHOLE: {8: "B", 16: "h", 24: "h", 32: "i"}, _FLOAT: {32: "f", 64: "d"}}  # by bits per sample
+_WAV_MAGIC = (b"RIFF", b"RF64", b"BW64")
+_PCM = 1
+_FULL_SCALE = 1 << 15
 _BLOCK = 1 << 16  # frames
-_READS = "the demo engine reads WAV with PCM or float samples, and what soundfile reads"
+_TOO_SHORT = "the audio is shorter than its header states"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -45,7 +42,6 @@ def parse_arguments(args: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(prog="--engine-arg", add_help=False)
     parser.add_argument("--burn-s", type=float, default=0.0, help="seconds of work per chunk")
     parser.add_argument("--threshold", type=float, default=0.25, help="lowest loudness of a detection, 1 is full scale")
-    parser.add_argument("--room-s", type=float, help="simulate: audio of this length just fits, lean")
     parser.add_argument("--memory-per-s", type=float, help="simulate: MiB per second of audio, lean; usual: twice that")
     # Set by the engine: lean, the simulated device and its memory, and the folder where workers note their use.
     parser.add_argument("--lean", action="store_true", help=argparse.SUPPRESS)
@@ -74,95 +70,69 @@ def process(path: str, options: argparse.Namespace) -> dict[str, Any]:
         answer = analyse(path, options.threshold)
         refusal = take_memory(options, answer["audio_s"])
     except (OSError, ValueError, NoDecoder) as error:
-        return {"error_class": BAD_AUDIO, "error": f"{path}: {error} ({_READS})"}
+        return {"error_class": BAD_AUDIO, "error": f"{path}: {error}"}
     return {"error": refusal} if refusal else answer
 
 
 class Sound(NamedTuple):
-    """The samples of an audio file."""
+    """The samples of an audio file; those of all channels alternate."""
 
-    kind: int  # whole numbers or floats
     channels: int
-    rate: int
-    bits: int  # per sample
-    raw: bytes
+    rate_hz: int
+    samples: array[int] | array[float]
+    full_scale: int = 1
 
 
 def analyse(path: str, threshold: float) -> dict[str, Any]:
     """Return the length of an audio file and its loud sounds as [start_ms, end_ms, label, score, name]."""
-    with Path(path).open("rb") as file:
-        head = file.read(12)
-        if head[:4] in (b"RIFF", b"RF64", b"BW64") and head[8:] == b"WAVE":
-            sound = read_wav(file)
-        elif begins_like_audio(head):
-            sound = read_with_soundfile(path)
-        else:
-            raise ValueError("the file is empty" if not head else "the file is not audio")
-    audio_s = len(sound.raw) * 8 / sound.bits / sound.channels / sound.rate
-    window = max(1, int(_WINDOW_S * sound.rate)) * sound.channels
+    sound = read_sound(path)
     window_ms = round(_WINDOW_S * 1000)
     detections = []
     start = 0
-    for is_loud, group in groupby(peaks(sound, window), lambda level: level >= threshold):
+    for is_loud, group in groupby(peaks(sound), lambda level: level >= threshold):
         levels = list(group)
         end = start + len(levels)
         if is_loud:
             detections.append([start * window_ms, end * window_ms, "LOUD", round(max(levels), 3), "Loud sound"])
         start = end
+    audio_s = len(sound.samples) / sound.channels / sound.rate_hz
     return {"audio_s": audio_s, "detections": detections}
 
 
-def read_wav(file: BinaryIO) -> Sound:
-    """Return the sound of a WAV file; ``wave`` reads too few formats."""
-    header = read_wav_header(file)
-    if header.missing_frames:
-        raise ValueError("the audio is shorter than its header states")
-    chunk = header.format_chunk
-    kind, channels, rate, bits = struct.unpack("<HHI6xH", chunk[:16].ljust(16, b"\0"))
-    if kind == _EXTENSIBLE and len(chunk) > 25:
-        kind = chunk[24]
-    if not (channels and rate) or bits not in _ARRAY_TYPES.get(kind, {}):
-        raise ValueError(f"WAV format {kind} with {bits} bits per sample at {rate} Hz is not supported")
-    file.seek(header.data_start)
-    return Sound(kind, channels, rate, bits, file.read(header.frames * header.frame_bytes))
+def read_sound(path: str) -> Sound:
+    """Return the sound of an audio file; a WAV file of 16 bits is read without soundfile.
 
+    Raise ValueError if it is not complete audio, NoDecoder if soundfile cannot be loaded.
+    """
+    with Path(path).open("rb") as file:
+        if file.read(4) in _WAV_MAGIC:
+            header = read_wav_header(file)
+            if header.missing_frames:
+                raise ValueError(_TOO_SHORT)
+            if header.kind == _PCM and header.frame_bytes == 2 * header.channels:
+                file.seek(header.data_start)
+                raw = file.read(header.frames * header.frame_bytes)
+                return Sound(header.channels, header.rate_hz, array("h", raw), _FULL_SCALE)
 
-def read_with_soundfile(path: str) -> Sound:
-    """Return the sound of another format, in 16 bits; raise NoDecoder if soundfile cannot be loaded."""
     soundfile = load_soundfile()
     try:
         with soundfile.SoundFile(path) as audio:
-            blocks = iter(lambda: bytes(audio.buffer_read(_BLOCK, dtype="int16")), b"")
-            sound = Sound(_WHOLE, audio.channels, audio.samplerate, 16, b"".join(blocks))
+            blocks = iter(lambda: bytes(audio.buffer_read(_BLOCK, dtype="float32")), b"")
+            sound = Sound(audio.channels, audio.samplerate, array("f", b"".join(blocks)))
             frames = audio.frames
     except soundfile.SoundFileError as error:
         raise ValueError(str(error)) from error
-    if len(sound.raw) < 2 * sound.channels * frames:
-        raise ValueError("the audio is shorter than its header states")
+    if len(sound.samples) < sound.channels * frames:
+        raise ValueError(_TOO_SHORT)
     return sound
 
 
-def peaks(sound: Sound, window: int) -> Iterator[float]:
-    """Yield the peak of each window, from 0 to 1 (full scale); NaN counts as silence."""
-    raw = sound.raw
-    if sound.bits == 24:
-        # Drop the lowest byte of each sample: 16 bits are enough here.
-        high = bytearray(len(raw) // 3 * 2)
-        high[0::2] = raw[1::3]
-        high[1::2] = raw[2::3]
-        raw = bytes(high)
-    samples = array(_ARRAY_TYPES[sound.kind][sound.bits], raw)
-    middle = 0
-    full = 1 << (8 * samples.itemsize - 1)
-    if sound.kind == _FLOAT:
-        full = 1
-    elif samples.typecode == "B":
-        middle = full
-    for start in range(0, len(samples), window):
-        part: Sequence[float] = samples[start : start + window]
-        if sound.kind == _FLOAT:
-            part = [0.0 if math.isnan(sample) else sample for sample in part]
-        yield min(1.0, max(max(part) - middle, middle - min(part)) / full)
+def peaks(sound: Sound) -> Iterator[float]:
+    """Yield the peak of each window, from 0 to 1 (full scale)."""
+    window = max(1, int(_WINDOW_S * sound.rate_hz)) * sound.channels
+    for start in range(0, len(sound.samples), window):
+        part = sound.samples[start : start + window]
+        yield min(1.0, max(max(part), -min(part)) / sound.full_scale)
 
 
 def burn(seconds: float) -> None:
@@ -180,22 +150,16 @@ def take_memory(options: argparse.Namespace, audio_s: float) -> str | None:
     processes of a device share its memory: each writes its use to a file ``<device>.<pid>`` in a common folder, which
     the simulated devices read. Without a folder, each process has the device to itself.
     """
-    per_s = options.memory_per_s
-    device_bytes = options.device_bytes
-    folder = options.ledger
-    if options.room_s is not None:
-        per_s = 1.0
-        device_bytes = round(options.room_s * _MIB)
-        folder = None
-    if per_s is None:
+    if options.memory_per_s is None:
         return None
-
-    wanted = round((audio_s if options.lean else 2 * audio_s) * per_s * _MIB)
+    factor = 1 if options.lean else 2
+    wanted = round(factor * audio_s * options.memory_per_s * _MIB)
+    folder = options.ledger
     if folder is None:
-        return refuse_memory(wanted, 0, device_bytes)
+        return refuse_memory(wanted, 0, options.device_bytes)
     with kernel_lock(folder / "ledger.lock"):
         used = simulated_memory_bytes(folder, options.device, without_pid=os.getpid())
-        refusal = refuse_memory(wanted, used, device_bytes)
+        refusal = refuse_memory(wanted, used, options.device_bytes)
         if refusal is None:
             (folder / f"{options.device}.{os.getpid()}").write_text(str(wanted), encoding="ascii")
     return refusal

@@ -15,12 +15,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from badcjobs.processes import die_with_parent
-from badcjobs.workers.chunk_audio import LONGEST_KEPT_STEM
 from badcjobs.workers.error_patterns import state_class
 from badcjobs.workers.policy import RAN_ON_CPU
 
@@ -64,37 +64,39 @@ def analyze(program: Sequence[str], recordings: Recordings, *, outputs: Path, ro
     inputs = work / "in"
     labels = work / "out"
     inputs.mkdir(parents=True)
-    staged = {link_audio(Path(path), inputs, number): path for number, path in enumerate(recordings)}
+    for path in recordings:
+        link_audio(Path(path), inputs)
     options = ["-i", str(inputs), "-o", str(labels), "--rtype", "both"]
     if any("latitude" in place and "region_code" not in place for place in recordings.values()):
-        options += ["--filelist", str(write_list(work / "places.csv", staged, recordings))]
+        options += ["--filelist", str(write_list(work / "places.csv", recordings))]
 
     lines = run_analyze([*program, *options], root, device)
     header, rows = read_labels(labels / "HawkEars_labels.csv")
     rare_header, rare_rows = read_labels(labels / "HawkEars_rarities.csv")
     missing = []
-    for copy, path in staged.items():
-        complaints = [line for line in lines if str(copy) in line and ": Analyzing " not in line]
-        if header and (labels / f"{copy.stem}_HawkEars.txt").exists():
-            table = outputs / f"{Path(path).stem}.csv"
-            write_table(table, [header, *rows.get(copy.name, [])])
-            if copy.name in rare_rows:
-                write_table(table.with_suffix(RARITIES), [rare_header, *rare_rows[copy.name]])
+    for path in recordings:
+        audio = Path(path)
+        copy = str(inputs / audio.name)
+        complaints = [line for line in lines if copy in line and ": Analyzing " not in line]
+        if header and (labels / f"{audio.stem}_HawkEars.txt").exists():
+            table = outputs / f"{audio.stem}.csv"
+            write_table(table, [header, *rows[audio.name]])
+            if audio.name in rare_rows:
+                write_table(table.with_suffix(RARITIES), [rare_header, *rare_rows[audio.name]])
         elif complaints:
-            print(complaints[-1][:2000].replace(str(copy), path), file=sys.stderr, flush=True)
+            print(complaints[-1].replace(copy, path), file=sys.stderr, flush=True)
         else:
             missing.append(path)
     shutil.rmtree(work, ignore_errors=True)
     return missing
 
 
-def write_list(target: Path, staged: Mapping[Path, str], recordings: Recordings) -> Path:
+def write_list(target: Path, recordings: Recordings) -> Path:
     """Write a file list: exactly these columns; without coordinates the filter is off for a recording."""
     rows = [["filename", "latitude", "longitude", "recording_date"]]
-    for copy, path in staged.items():
-        place = recordings[path]
+    for path, place in recordings.items():
         date = place.get("recorded_at", "")[:10]
-        rows.append([copy.name, place.get("latitude", ""), place.get("longitude", ""), date])
+        rows.append([Path(path).name, place.get("latitude", ""), place.get("longitude", ""), date])
     write_table(target, rows)
     return target
 
@@ -105,22 +107,15 @@ def write_table(target: Path, rows: Sequence[Sequence[str]]) -> None:
         csv.writer(file).writerows(rows)
 
 
-def link_audio(audio: Path, folder: Path, number: int) -> Path:
-    """Link or copy audio into the folder under a unique name.
-
-    The new name contains the old one, because ``--date file`` looks for a date in it.
-    """
-    readable = re.sub(r"[^\w.+-]", "_", audio.stem)[:LONGEST_KEPT_STEM]
-    target = folder / f"c{number:06d}~{readable}{audio.suffix}"
+def link_audio(audio: Path, folder: Path) -> None:
+    """Link or copy audio into the folder; no two recordings of a call have the same name."""
+    target = folder / audio.name
     try:
         os.link(audio.resolve(), target)
+    except FileNotFoundError:
+        target.touch()  # HawkEars will report that it cannot be read
     except OSError:  # another filesystem, or another user's file: common on a cluster
-        try:
-            shutil.copyfile(audio, target)
-        except FileNotFoundError as error:
-            target.write_bytes(b"")  # HawkEars will report that it cannot be read
-            print(f"{audio}: {error.strerror}", file=sys.stderr, flush=True)
-    return target
+        shutil.copyfile(audio, target)
 
 
 def run_analyze(argv: Sequence[str], root: Path, device: str) -> list[str]:
@@ -144,14 +139,14 @@ def run_analyze(argv: Sequence[str], root: Path, device: str) -> list[str]:
 
 def read_labels(table: Path) -> tuple[list[str], dict[str, list[list[str]]]]:
     """Return the header of HawkEars_labels.csv and its rows by file name; both empty if the file does not exist."""
+    rows_of_file: dict[str, list[list[str]]] = defaultdict(list)
     if not table.exists():
-        return [], {}
+        return [], rows_of_file
     with table.open(encoding="utf-8", newline="") as file:
         header, *rows = csv.reader(file)
     column = header.index("filename")
-    rows_of_file: dict[str, list[list[str]]] = {}
     for row in rows:
-        rows_of_file.setdefault(row[column], []).append(row)
+        rows_of_file[row[column]].append(row)
     return header, rows_of_file
 
 

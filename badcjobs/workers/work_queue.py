@@ -6,6 +6,7 @@ import heapq
 import itertools
 import math
 import threading
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ class WorkQueue:
         self._clock = clock
         self._workers = max(1, workers)
         self._wants = wants  # how many chunks a worker holds
-        self._waiting: list[Entry] = []  # a heap
+        self._waiting: list[Entry] = []  # sorted
         self._suspects: deque[Batch] = deque()  # batches that must be alone
         self._delayed: list[tuple[float, int, Batch]] = []
         self._sequence = itertools.count()
@@ -73,8 +74,8 @@ class WorkQueue:
     def add(self, chunks: Sequence[Chunk], *, complete: bool) -> None:
         """Add fresh chunks; ``complete``: the source has no more."""
         with self._changed:
-            for chunk in chunks:
-                self._push(chunk, is_fresh=True)
+            self._waiting += [self._entry(chunk, is_fresh=True) for chunk in chunks]
+            self._waiting.sort()
             self._complete = complete
             if chunks:
                 self._shares_left = self._workers
@@ -135,16 +136,9 @@ class WorkQueue:
     def upcoming(self, count: int) -> list[Chunk]:
         """Return the chunks that are handed out next, without taking them; empty while the queue drains."""
         with self._changed:
-            waiting = [] if self._draining else self._waiting
-            # Walk down the heap: a few steps per chunk, much less than sorting all chunks.
-            chunks: list[Chunk] = []
-            frontier = [(entry, 0) for entry in waiting[:1]]
-            while frontier and len(chunks) < count:
-                entry, index = heapq.heappop(frontier)
-                chunks.append(entry.chunk)
-                for child in range(2 * index + 1, min(2 * index + 3, len(waiting))):
-                    heapq.heappush(frontier, (waiting[child], child))
-            return chunks
+            if self._draining:
+                return []
+            return [entry.chunk for entry in self._waiting[:count]]
 
     def finish(self, count: int = 1) -> None:
         """Record that chunks in flight are done or failed for good."""
@@ -178,33 +172,24 @@ class WorkQueue:
 
     # --- with the lock held ---------------------------------------------------------------------------------------
 
-    def _push(self, chunk: Chunk, *, is_fresh: bool) -> None:
+    def _entry(self, chunk: Chunk, *, is_fresh: bool) -> Entry:
         # A chunk of unknown length may be the longest: it comes first.
         length_s = math.inf if chunk.audio_s is None else chunk.audio_s
-        heapq.heappush(self._waiting, Entry(is_fresh, -length_s, next(self._sequence), chunk))
+        return Entry(is_fresh, -length_s, next(self._sequence), chunk)
 
     def _pop_fitting(self, count: int, fits: Fits) -> list[Chunk]:
         """Take the next chunks that fit into the time; if the longest does not fit, a shorter one may."""
         taken: list[Chunk] = []
-        while len(taken) < count and self._waiting:
-            if fits(self._waiting[0].chunk):
-                taken.append(heapq.heappop(self._waiting).chunk)
-                continue
-            entry = self._longest_fitting(fits)
-            if entry is None:
-                break
-            self._waiting.remove(entry)
-            heapq.heapify(self._waiting)
-            taken.append(entry.chunk)
+        too_long = math.nan  # chunks of one length all fit or all do not
+        index = 0
+        while len(taken) < count and index < len(self._waiting):
+            entry = self._waiting[index]
+            if entry.negative_length_s != too_long and fits(entry.chunk):
+                taken.append(self._waiting.pop(index).chunk)
+            else:
+                too_long = entry.negative_length_s
+                index += 1
         return taken
-
-    def _longest_fitting(self, fits: Fits) -> Entry | None:
-        """Return the longest chunk that fits; those of one length all fit or all do not, so test one of each."""
-        first_of_length = {entry.negative_length_s: entry for entry in reversed(self._waiting)}
-        for length in sorted(first_of_length):
-            if fits(first_of_length[length].chunk):
-                return first_of_length[length]
-        return None
 
     def _next_batch(self, fits: Fits, prefers: Callable[[Batch], bool]) -> Batch:
         self._release_delayed()
@@ -236,4 +221,4 @@ class WorkQueue:
                 self._suspects.append(batch)
                 continue
             for chunk in batch.chunks:
-                self._push(chunk, is_fresh=False)
+                insort(self._waiting, self._entry(chunk, is_fresh=False))

@@ -54,7 +54,7 @@ def test_stretches_of_whole_recordings_are_heard_as_if_they_had_been_cut_beforeh
     source.write_text("\n".join(lines) + "\n")
     for stage in ("auto", "never"):
         site.out = site.folder / stage
-        ended = site.run(source, *DEMO, "--engine-arg=--room-s=25", "--config", f"run.stage={stage}")
+        ended = site.run(source, *DEMO, "--engine-arg=--memory-per-s=655", "--config", f"run.stage={stage}")
         assert ended.exit_code == 0, ended.stderr
         assert site.rows("SELECT is_cut, status, count(*) FROM chunk GROUP BY 1, 2") == [(1, "done", 15)]
         assert site.rows(DETECTIONS) == sorted(expected)
@@ -126,7 +126,7 @@ def test_broken_recordings_fail_alone_and_one_that_breaks_off_is_done_as_far_as_
     os.mkfifo(site.folder / "pipe")  # whoever opens it waits for ever
     (folder / "pipe.wav").symlink_to(site.folder / "pipe")
     os.mkfifo(folder / "no link.wav")
-    ended = site.run(folder, *DEMO, "--engine-arg=--room-s=25", "--chunk-length", 40, "--retries", 0, "--json")
+    ended = site.run(folder, *DEMO, "--engine-arg=--memory-per-s=655", "--chunk-length", 40, "--retries", 0, "--json")
     assert ended.exit_code == 1, ended.stderr
     chunks = site.rows("SELECT chunk_id, status, audio_s, error_class, error FROM chunk ORDER BY 1")
     decisions = site.rows("SELECT subject, figures ->> 'found_s', reason FROM decision WHERE code = 'short_audio'")
@@ -147,7 +147,7 @@ def test_what_a_recording_that_breaks_off_took_of_the_memory_says_nothing_of_its
     short.write_bytes(short.read_bytes()[: 44 + 2 * RATE * 5])  # 5 s of the 40 s that its header says
     for name in ("b", "c"):
         record(site.folder / "rec" / f"{name}.wav", 40.0)
-    room = ("--simulate", 1, "--engine-arg=--room-s=25", "--chunk-length", 40)
+    room = ("--simulate", 1, "--engine-arg=--memory-per-s=655", "--chunk-length", 40)
     ended = site.run(site.folder / "rec", *DEMO[:2], *room)
     assert ended.exit_code == 0, ended.stderr
     assert site.rows("SELECT recording_id, audio_s FROM chunk ORDER BY 1") == [("a", 5.0), ("b", 40.0), ("c", 40.0)]

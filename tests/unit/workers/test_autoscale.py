@@ -219,7 +219,7 @@ def test_a_file_of_lessons_that_makes_no_sense_or_cannot_be_written_does_no_harm
 def test_programs_options_and_models_each_have_lessons_of_their_own():
     for flags, subject in (
         ({"command": "a {input} {output}"}, "command a {input} {output}"), ({"engine": "demo"}, "demo"),
-        ({"engine": "demo", "engine_arg": ["--room-s=20"]}, "demo --room-s=20"),
+        ({"engine": "demo", "engine_arg": ["--burn-s=20"]}, "demo --burn-s=20"),
         ({"hawkears_root": "/models/old"}, "hawkears /models/old"), ({"mps": "off"}, "hawkears --mps off"),
     ):  # fmt: skip
         assert workers.subject_of(Project().make(RunSettings, {"source": ["s.csv"], **flags}, "run")) == subject

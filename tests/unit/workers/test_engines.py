@@ -331,8 +331,6 @@ def test_the_threshold_decides_and_odd_headers_are_read_as_far_as_they_make_sens
     assert heard(path, threshold=0.5)[1][0][:2] == [0, 200], "as loud as the threshold"
     sound(path)
     assert heard(path) == (0.0, [])
-    sound(path, (1, float("nan")), (1, 0.5), (0.01, 7.0), kind="FLOAT")
-    assert heard(path) == (2.01, [[1000, 2100, "LOUD", 1.0, "Loud sound"]])
 
 
 def test_bad_audio_is_refused_with_the_reason(tmp_path, pages, monkeypatch):
@@ -345,8 +343,7 @@ def test_bad_audio_is_refused_with_the_reason(tmp_path, pages, monkeypatch):
     bad = {
         "zero bytes": b"", "text": b"this is not audio at all" * 9, "AVI": b"RIFF\x24\0\0\0AVI LIST" * 9,
         "cut in the header": good[:30], "cut in the audio": good[:-RATE], "cut in a sample": good[:-3],
-        "floats of 16 bits": patched(20, 3), "64 bit": patched(34, 64), "no rate": patched(24, 0, 4),
-        "no channel": patched(22, 0), "FLAC without a header": b"fLaC", "extensible, but short": patched(20, 0xFFFE),
+        "no rate": patched(24, 0, 4), "FLAC without a header": b"fLaC",
     }  # fmt: skip
     lines = []
     for name, content in bad.items():
@@ -366,7 +363,6 @@ def test_simulated_memory_is_shared_by_the_processes_of_a_device(tmp_path):
     )
     for words, fits_s, too_long_s in (
         (usual, 35, 35.1), ([*usual, "--lean"], 70, 70.1), (device, 50, 50.1),
-        (["--room-s=40"], 20, 21), (["--room-s=40", "--lean"], 40, 41),
     ):  # fmt: skip
         assert workers.take_memory(workers.parse_arguments(words), fits_s) is None
         assert workers.take_memory(workers.parse_arguments(words), too_long_s) is not None
