@@ -42,11 +42,9 @@ class Code(str, Enum):
     MPS_NOT_NEEDED = "mps.not_needed"
     MPS_NOT_USED = "mps.not_used"
     MPS_CONNECTED = "mps.connected"
-    MPS_NOT_LISTED = "mps.not_listed"
     MPS_NOT_CONNECTED = "mps.not_connected"
     MPS_GIVEN_UP = "mps.given_up"
     MPS_FAULT = "mps.fault"
-    MPS_FAULT_OF_ONE = "mps.fault_of_one"
     MPS_SERVER_ENDED = "mps.server_ended"
     MPS_DAEMON_ENDED = "mps.daemon_ended"
 
@@ -81,7 +79,6 @@ _LIMITS = (
     "[: audio of {crowded_s:g} s or more is analysed with one thread]"
     "[; audio of {alone_s:g} s or more is cut into pieces]"
 )
-_FAULT = "a fault on the device ended its workers under MPS; their chunks are tried one by one"
 
 # A part in brackets is left out if a figure in it is not given.
 SENTENCES: Mapping[Code, str] = {
@@ -112,11 +109,9 @@ SENTENCES: Mapping[Code, str] = {
     Code.MPS_NOT_NEEDED: "one worker per device",
     Code.MPS_NOT_USED: "{why}",
     Code.MPS_CONNECTED: "worker[ {pid}] is connected to its server",
-    Code.MPS_NOT_LISTED: "worker[ {pid}] may run without it: NVML does not list it as a client",
     Code.MPS_NOT_CONNECTED: "worker[ {pid}] is not connected, and runs without it: its server does not list it",
     Code.MPS_GIVEN_UP: "a worker runs without it: {why}",
-    Code.MPS_FAULT: f"{_FAULT}, without MPS",
-    Code.MPS_FAULT_OF_ONE: f"{_FAULT}, by one worker",
+    Code.MPS_FAULT: "a fault on the device ended its workers under MPS; their chunks are tried one by one",
     Code.MPS_SERVER_ENDED: "its server has ended; its workers start again",
     Code.MPS_DAEMON_ENDED: "the daemon has ended: new workers run without it",
     Code.LIMIT_LEARNED: f"learned by an earlier task{_LIMITS}",

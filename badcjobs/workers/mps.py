@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import re
 import shutil
 import subprocess
 import time
@@ -22,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from badcjobs.devices.nvml import find_mps_obstacle, list_mps_clients
+from badcjobs.devices.nvml import find_mps_obstacle
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import Device
 from badcjobs.model.decisions import Code, Decision
@@ -62,13 +63,8 @@ def find_site_pipe(environ: Mapping[str, str]) -> str | None:
     """Return the folder of a daemon that this site has started; None: there is none."""
     pipe = Path(environ.get(MPS_PIPE) or USUAL_MPS_PIPE)
     with suppress(OSError, ValueError):
-        pid = int((pipe / _PID_FILE).read_text())
-        with suppress(PermissionError):  # it runs, as another user
-            os.kill(pid, 0)
-        with suppress(psutil.Error):  # the processes of others may be hidden
-            if not psutil.Process(pid).name().startswith(_CONTROL[:15]):  # the kernel keeps so many characters of it
-                return None
-        return str(pipe)
+        if psutil.pid_exists(int((pipe / _PID_FILE).read_text())):
+            return str(pipe)
     return None
 
 
@@ -82,9 +78,8 @@ class MpsDaemon:
     device: Device
     folder: Path
     env: Mapping[str, str]
-    is_required: bool = False  # --mps on, and no worker was looked for so far
     server: psutil.Process | None = None  # None: not seen yet
-    is_used: bool | None = None  # whether the last worker that was looked for is a client; None: no worker yet
+    last_code: Code | None = None  # of the last decision about it
 
     def __post_init__(self) -> None:
         self.pipe = self.folder / "pipe"
@@ -110,7 +105,7 @@ class MpsDaemon:
         except (OSError, subprocess.SubprocessError, psutil.Error) as error:
             why = str(error)
         else:
-            self._ask(f"start_server -uid {os.geteuid()}")
+            self._tell(f"start_server -uid {os.geteuid()}")
             return None
         return f"{_CONTROL} does not start: {last_lines(start_log, 200) or why}"
 
@@ -127,35 +122,24 @@ class MpsDaemon:
             **streams,
         )
 
-    def _ask(self, command: str) -> list[int]:
-        """Send the daemon a command; return the process ids in its answer."""
+    def _tell(self, command: str) -> None:
+        """Send the daemon a command."""
         with suppress(OSError, subprocess.SubprocessError):
-            answer = self._run(_CONTROL, input=f"{command}\n", stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-            return [int(word) for word in answer.stdout.split() if word.isdecimal()]
-        return []
+            self._run(_CONTROL, input=f"{command}\n", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def has_client(self, pid: int | None) -> bool:
-        """Return whether a worker is a client; without a process id, whether any process was one."""
-        servers = self._ask("get_server_list")
-        if servers:
-            with suppress(psutil.Error):
-                self.server = psutil.Process(servers[-1])
-        family = family_of(pid)
-        for server in servers:
-            if family.intersection(self._ask(f"get_client_list {server}")):
-                return True
-        try:
-            server_log = (self._logs / "server.log").read_text(errors="replace")
-        except OSError:
-            return False
-        if pid is None:
-            return "PID: " in server_log
-        return any(f"PID: {member}," in server_log for member in family)
+        """Return whether a worker is or was a client, by the server's log; without a process id, whether any was."""
+        with suppress(psutil.Error):
+            self.server = next(iter(self.control.children()), None) if self.control else None
+        server_log = self._logs / "server.log"
+        text = server_log.read_text(errors="replace") if server_log.exists() else ""
+        clients = {int(client) for client in re.findall(r"PID: (\d+),", text)}
+        return bool(clients if pid is None else clients & family_of(pid))
 
     def stop(self) -> None:
         """Ask the daemon to end, wait a little for it, and kill what is left."""
         if is_alive(self.control):
-            self._ask("quit")
+            self._tell("quit")
             wait_until(lambda: not (is_alive(self.control) or is_alive(self.server)))
         for process in (self.control, self.server):
             with suppress(psutil.Error):
@@ -163,10 +147,8 @@ class MpsDaemon:
                     process.kill()
 
 
-def family_of(pid: int | None) -> set[int]:
+def family_of(pid: int) -> set[int]:
     """Return a worker and its children: with a prefix, HawkEars is one of them."""
-    if pid is None:
-        return set()
     family = {pid}
     with suppress(psutil.Error):
         family.update(child.pid for child in psutil.Process(pid).children(recursive=True))
@@ -197,8 +179,8 @@ class MpsDaemons:
         self._daemons: dict[int | None, MpsDaemon] = {}
         self._folder: LocalFolder | None = None
         self._site_pipe: str | None = None
-        self._of_site: dict[int | None, Device] = {}  # those that share it, until one of their workers was looked for
         self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
+        self._is_required = False  # --mps on, and no worker is connected so far
         self._failure: str | None = None  # why --mps on cannot be done
 
     def pipe_of(self, device_id: int | None) -> str | None:
@@ -210,30 +192,30 @@ class MpsDaemons:
 
     def look_for(self, device_id: int | None, pid: int | None) -> None:
         """Check that a worker that has given a result is a client of its daemon, and record what is new about that."""
-        device = self._of_site.pop(device_id, None)
-        if device is not None and device.uuid is not None:  # that daemon may answer only its own user
-            is_listed = bool(family_of(pid) & list_mps_clients(device.uuid))
-            self._decide(device, Code.MPS_CONNECTED if is_listed else Code.MPS_NOT_LISTED, pid=pid)
         daemon = self._daemons.get(device_id)
         if daemon is None or not is_alive(daemon.control):
             return
-        is_client = daemon.has_client(pid)
-        if is_client != daemon.is_used:
-            self._note(daemon, Code.MPS_CONNECTED if is_client else Code.MPS_NOT_CONNECTED, pid=pid)
+        if daemon.has_client(pid):
+            self._is_required = False
+            self._note(daemon, Code.MPS_CONNECTED, pid=pid)
+        else:
+            self._note(daemon, Code.MPS_NOT_CONNECTED, pid=pid)
 
     def do_without(self, device_id: int | None, why: str) -> None:
         """Record that a worker gives up MPS because it cannot work with it."""
         daemon = self._daemons.get(device_id)
-        if daemon is not None and daemon.is_used is not False:
+        if daemon is not None:
             self._note(daemon, Code.MPS_GIVEN_UP, why=why)
 
     def _note(self, daemon: MpsDaemon, code: Code, **figures: Any) -> None:
-        """Record whether a worker is a client of its daemon; with --mps on the first one must be."""
-        decision = self._decide(daemon.device, code, **figures)
-        daemon.is_used = code is Code.MPS_CONNECTED
-        if daemon.is_required and not daemon.is_used:
+        """Record what has become of a daemon, if that is new; with --mps on a worker must be its client."""
+        if code is daemon.last_code:
+            return
+        daemon.last_code = code
+        decision = Decision.of(code, daemon.device.name, **figures)
+        self._record(decision)
+        if self._is_required:
             self._failure = f"--mps on, but {decision.reason}; --mps auto allows that"
-        daemon.is_required = False
 
     def decisions(self) -> Iterator[Decision]:
         """Yield the decisions since the last call."""
@@ -257,33 +239,29 @@ class MpsDaemons:
         """
         end_left_behind(hostname)
         self._owner = Owner.of(Path(), mark, shared=False, hostname=hostname)
-        self._site_pipe = None
-        if wanted != "off":
-            self._site_pipe = find_site_pipe(environ)
-        if wanted == "on" and not devices:
+        self._site_pipe = None if wanted == "off" else find_site_pipe(environ)
+        self._is_required = wanted == "on"
+        if self._is_required and not devices:
             raise NotHere("--mps on: the task has no device", why="MPS is for GPUs", fix="badcjobs run … --mps auto")
-        recorded = set()
+        decisions = list[Decision]()
         for device_id, device in devices:
             if wanted == "off":
                 decision = Decision.of(Code.MPS_NOT_USED, device.name, why="--mps off")
             else:
                 decision = self._start_one(device_id, device, most, environ, local)
-            if wanted == "on" and decision.code not in (Code.MPS_SHARED, Code.MPS_OF_SITE):
+            if self._is_required and decision.code not in (Code.MPS_SHARED, Code.MPS_OF_SITE):
                 name = device.name or device.token
                 fix = "badcjobs run … --mps auto"
                 raise NotHere(f"--mps on: MPS cannot be used on {name}", why=decision.reason, fix=fix)
-            if (device.name, decision.reason) not in recorded:  # devices of one model have one row
+            if decision not in decisions:  # devices of one model have one row
+                decisions.append(decision)
                 self._record(decision)
-            recorded.add((device.name, decision.reason))
-        for daemon in self._daemons.values():
-            daemon.is_required = wanted == "on"
 
     def _start_one(
         self, device_id: int, device: Device, most: int, environ: Mapping[str, str], local: LocalFolder
     ) -> Decision:
         """Start the daemon of a device, if it needs one and can have one."""
         if self._site_pipe is not None and device.backend == "nvml":
-            self._of_site[device_id] = device
             return Decision.of(Code.MPS_OF_SITE, device.name, pipe=self._site_pipe)
         if most < 2 and not device.exclusive:
             return Decision.of(Code.MPS_NOT_NEEDED, device.name)
@@ -316,12 +294,10 @@ class MpsDaemons:
         for device_id, daemon in list(self._daemons.items()):
             if daemon.server is not None and not is_alive(daemon.server):
                 daemon.server = None
-                daemon.is_used = None
                 end_workers(device_id)
-                self._decide(daemon.device, Code.MPS_SERVER_ENDED)
-            if not is_alive(daemon.control) and daemon.is_used is not False:
-                daemon.is_used = False
-                self._decide(daemon.device, Code.MPS_DAEMON_ENDED)
+                self._note(daemon, Code.MPS_SERVER_ENDED)
+            if not is_alive(daemon.control):
+                self._note(daemon, Code.MPS_DAEMON_ENDED)
 
     def close(self) -> None:
         """End all daemons and remove their folder; call it after the workers have ended."""
@@ -333,11 +309,6 @@ class MpsDaemons:
         end_all(self._owner.mark)
         self._folder.remove()
         self._folder = None
-
-    def _decide(self, device: Device, code: Code, **figures: Any) -> Decision:
-        decision = Decision.of(code, device.name, **figures)
-        self._record(decision)
-        return decision
 
     def _record(self, decision: Decision) -> None:
         level = logging.DEBUG if decision.code is Code.MPS_NOT_NEEDED else logging.INFO

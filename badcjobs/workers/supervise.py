@@ -431,17 +431,16 @@ class Supervisor(WorkerSetup):
         self._faults_ms[plan.device_id] = at_ms
         if last_fault_ms is not None and at_ms - last_fault_ms <= _ONE_FAULT_MS:
             return
-        is_exclusive = plan.device is not None and plan.device.exclusive
-        code = Code.MPS_FAULT_OF_ONE if is_exclusive else Code.MPS_FAULT
-        decision = Decision.of(code, plan.device.name if plan.device else None)
+        decision = Decision.of(Code.MPS_FAULT, plan.device.name if plan.device else None)
         log.warning("%s", decision.reason)
         self.journal.add_decision(decision, at_ms)
         self.end_shared(plan.device_id)
-        if is_exclusive:  # there is no other way to try a chunk without others
-            at_work = [slot for slot, device_id in self.slots_at_work.items() if device_id == plan.device_id]
-            at_work.sort(key=lambda slot: slot != plan.slot)  # this worker goes on, if it can
-            for slot in at_work[1:]:
-                self.retire(slot)
+
+        at_work = [slot for slot, device_id in self.slots_at_work.items() if device_id == plan.device_id]
+        if plan.device is not None and plan.device.exclusive and plan.slot in at_work:
+            for slot in at_work:  # there is no other way to try a chunk without others
+                if slot != plan.slot:
+                    self.retire(slot)
 
 
 def _failed_result(chunk: Chunk, broken: SessionBroken, event: BatchOver) -> ChunkResult:

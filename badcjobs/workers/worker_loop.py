@@ -102,7 +102,8 @@ class WorkerThread(threading.Thread):
     _parallel: int = 1  # the most chunks that were in progress at the same time
     _feed: Session | None = None  # the open session, with the audio steps before it
     _is_lean: bool = False  # whether the open session is lean
-    _pipe: str | None = None  # of the daemon through which the open session shares its device; None: it does not
+    _pipe: str | None = None  # of the daemon through which the open session reaches its device; None: without one
+    _shared: bool = False  # whether it shares its device with other workers
     _gave_result: bool = False  # the open session
     _apart: bool = False  # the next batch runs without MPS: the server recovers when all its clients have ended
     _failures_shared: int = 0  # sessions under MPS in a row without a result
@@ -136,7 +137,7 @@ class WorkerThread(threading.Thread):
     def end_shared(self) -> None:
         """Kill the engine if it shares its device; one that starts a program for each chunk fails by itself."""
         feed = self._feed
-        if self._pipe is not None and feed is not None and feed.pid is not None:
+        if self._shared and feed is not None and feed.pid is not None:
             feed.kill()
 
     # --- batches --------------------------------------------------------------------------------------------------
@@ -201,7 +202,7 @@ class WorkerThread(threading.Thread):
                 if isinstance(event, ChunkStarted):
                     in_hand.started[event.chunk.key] = event
                 else:
-                    event = self._note_result(event, apart)
+                    event = self._note_result(event)
                     in_hand.remove(event.chunk.key)
                 self.report(event)
         except SessionBroken as error:
@@ -211,9 +212,9 @@ class WorkerThread(threading.Thread):
 
         unanswered = list(in_hand.unanswered.values())
         started = list(in_hand.started.values())
-        over = BatchOver(unanswered, started, broken, self.setup.clock.now_ms(), self._circumstances(None, apart))
+        over = BatchOver(unanswered, started, broken, self.setup.clock.now_ms(), self._circumstances(None))
         if broken is not None:
-            return self._end_session(over, self._find_cause(broken), batch.alone, apart)
+            return self._end_session(over, self._find_cause(broken), batch.alone)
         self._failed_openings = 0
         self.report(over)
         return True
@@ -235,7 +236,7 @@ class WorkerThread(threading.Thread):
 
         return more
 
-    def _note_result(self, result: ChunkResult, apart: bool) -> ChunkResult:
+    def _note_result(self, result: ChunkResult) -> ChunkResult:
         """Return a result, with the fault of the node that may be its cause, and uncharged if a neighbour may be."""
         if result.ok:
             self._gpu_errors = 0
@@ -246,7 +247,7 @@ class WorkerThread(threading.Thread):
         if fault is not None:
             error = f"{result.error}\n{fault}"
             return replace(result, error_class=fault.error_class, error=error, charged=False)
-        if self._pipe is not None and not apart and error_class in policy.DEATHS:
+        if self._shared and error_class in policy.DEATHS:
             return replace(result, charged=False)
         return result
 
@@ -261,17 +262,17 @@ class WorkerThread(threading.Thread):
 
     def _session(self, *, lean: bool, apart: bool) -> Session:
         """Return a lean or a usual session, under MPS or apart; keep the open one if possible: a start is slow."""
-        may_share = self._is_exclusive or (not apart and self._failures_shared < _FAILURES_SHARED)
-        pipe = self.setup.mps.pipe_of(self.plan.device_id) if may_share else None
-        # If the daemon has ended, its server and its clients may still work.
-        is_pipe_right = self._pipe == pipe or (may_share and pipe is None)
-        if self._feed is not None and self._is_lean == lean and is_pipe_right:
+        pipe = self.setup.mps.pipe_of(self.plan.device_id)
+        if not self._is_exclusive and (apart or self._failures_shared >= _FAILURES_SHARED):
+            pipe = None
+        if self._feed is not None and self._is_lean == lean and self._pipe == pipe:
             return self._feed
 
         self._close()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._is_lean = lean
         self._pipe = pipe
+        self._shared = pipe is not None and not apart
         self._gave_result = False
         plan = replace(self.plan, lean=lean, pipe=pipe)
         feed = self.setup.engine.open(plan, self._folder)
@@ -312,7 +313,7 @@ class WorkerThread(threading.Thread):
             return SessionBroken(fault, f"{self._folder}: {error.strerror}")
         return None
 
-    def _end_session(self, over: BatchOver, broken: SessionBroken, alone: bool, apart: bool) -> bool:
+    def _end_session(self, over: BatchOver, broken: SessionBroken, alone: bool) -> bool:
         """Report the end of a broken session, close it, and return whether this worker starts another."""
         is_ours = broken.error_class not in policy.OF_NODE
         self._failed_openings = self._failed_openings + 1 if broken.at_start else 0
@@ -324,7 +325,7 @@ class WorkerThread(threading.Thread):
             why = f"{self._gpu_errors} errors in a row on this device; last error: {broken}"
             broken = SessionBroken(policy.GPU_LOST, why)
 
-        circumstances = self._circumstances(broken, apart)
+        circumstances = self._circumstances(broken)
         over = over._replace(broken=broken, circumstances=circumstances, failed_openings=self._failed_openings)
         self.report(over)
         self._close()
@@ -333,13 +334,13 @@ class WorkerThread(threading.Thread):
             self.plan = replace(self.plan, lean=True)
         return step is not WorkerStep.STOP
 
-    def _circumstances(self, broken: SessionBroken | None, apart: bool) -> frozenset[Circumstance]:
+    def _circumstances(self, broken: SessionBroken | None) -> frozenset[Circumstance]:
         circumstances = set()
-        if self._pipe is not None and not apart:
+        if self._shared:
             circumstances.add(Circumstance.SHARED)
         if broken is not None and broken.at_start:
             circumstances.add(Circumstance.STARTING)
-            if self._pipe is not None and not self._is_exclusive:
+            if self._shared and not self._is_exclusive:
                 circumstances.add(Circumstance.MPS_SUSPECT)
             elif self._failed_openings >= self.setup.policy.most_starts(broken.error_class):
                 circumstances.add(Circumstance.STARTS_SPENT)
@@ -347,16 +348,16 @@ class WorkerThread(threading.Thread):
 
     def _note_failure_under_mps(self, broken: SessionBroken) -> None:
         """Let the next batch run without MPS; after several sessions without a result, do without it for good."""
-        self._apart = self._pipe is not None
-        if not self._apart or self._gave_result:
+        self._apart = self._shared
+        if not self._shared or self._gave_result:
             return
         self._failures_shared += 1
-        if self._failures_shared == _FAILURES_SHARED and not self._is_exclusive:
+        if self._failures_shared == _FAILURES_SHARED:
             self.setup.mps.do_without(self.plan.device_id, f"{_FAILURES_SHARED} starts gave no result; {broken}")
 
     def _note_mps(self) -> None:
         """Check once per session that its engine is a client of MPS: the first result shows that it uses the device."""
-        if self._pipe is not None and not self._gave_result and self._feed is not None:
+        if self._shared and not self._gave_result and self._feed is not None:
             self.setup.mps.look_for(self.plan.device_id, self._feed.pid)
             self._failures_shared = 0
         self._gave_result = True

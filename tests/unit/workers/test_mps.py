@@ -114,12 +114,11 @@ def test_workers_use_a_daemon_that_the_site_has_started_unless_mps_is_off(machin
     environ = {"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path / "site")}
     process_id = tmp_path / "site" / "nvidia-cuda-mps-control.pid"
     process_id.parent.mkdir()
-    for ended in (4194305, os.getpid()):  # no process has so large a number; another program has it now
-        process_id.write_text(str(ended))
-        why = "up to 48 workers share the device through a daemon of ours"
-        assert task.start(most=48, **environ) == [(Code.MPS_SHARED, why)]
-        task.mps.close()
-        task.folder.joinpath("mps").unlink()
+    process_id.write_text("4194305")  # no process has so large a number
+    why = "up to 48 workers share the device through a daemon of ours"
+    assert task.start(most=48, **environ) == [(Code.MPS_SHARED, why)]
+    task.mps.close()
+    task.folder.joinpath("mps").unlink()
     with daemon_of_the_site(tmp_path / "site"):
         for wanted in ("auto", "on"):
             used = [(Code.MPS_OF_SITE, f"the workers use the daemon of this site, in {tmp_path}/site")]
@@ -193,33 +192,20 @@ def test_each_device_has_a_daemon_of_its_own_and_workers_are_looked_up_among_its
 
 
 def test_with_mps_on_a_first_worker_that_is_not_connected_ends_the_work_and_a_later_one_does_not(machine, task):
-    task.start("on", [(100, GPU), (101, replace(GPU, uuid=fake_uuid(1)))])
-    client, stranger, given_up = worker_of(task.mps.pipe_of(100)), 1 << 30, []
-    task.mps.look_for(100, client.pid)
-    task.mps.look_for(100, stranger)
+    task.start("on")
+    client, stranger, given_up = worker_of(task.mps.pipe_of(DEVICE_ID)), 1 << 30, []
+    task.mps.look_for(DEVICE_ID, client.pid)
+    task.mps.look_for(DEVICE_ID, stranger)
     task.mps.check(pytest.fail, given_up.append)
     client.communicate()
     assert given_up == [], "MPS works there, whatever has happened to its server"
-    task.mps.look_for(101, stranger)
+    task.mps.close()
+    task.folder.joinpath("mps").unlink()
+    task.start("on")
+    task.mps.look_for(DEVICE_ID, stranger)
     task.mps.check(pytest.fail, given_up.append)
     (why,) = given_up
     assert why.startswith(f"--mps on, but worker {stranger} is not connected") and "--mps auto" in why
-
-
-def test_a_term_of_slurm_does_not_end_a_question_whose_answer_names_the_server_to_watch(machine, task):
-    task.start()
-    control, server = before = sorted(task.processes(), key=lambda one: one.create_time())
-    control.suspend()  # the answer comes after the signal
-    asking, ended = threading.Thread(target=task.mps.look_for, args=(DEVICE_ID, None)), []
-    asking.start()
-    (question,) = wait_for(lambda: {*task.processes()} - {*before}, "the question is on its way")
-    question.terminate()
-    control.resume()
-    asking.join()
-    server.kill()
-    wait_for(lambda: task.processes() == [control], "it is dead")
-    task.mps.check(ended.append, pytest.fail)
-    assert ended == [DEVICE_ID]
 
 
 def test_a_prefix_is_a_client_if_its_child_is_and_a_program_for_each_chunk_is_known_by_the_log(machine, task):
