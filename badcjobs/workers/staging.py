@@ -13,6 +13,7 @@ import shutil
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,7 +31,6 @@ _READERS = 3
 _SHARE = 0.25  # of the free space: workers, databases and other users' jobs need the disk too
 _POLL_S = 0.2  # new chunks in the queue and free disk space cause no notification
 _JOIN_S = 1.0  # do not wait longer for a reader that hangs in a dead filesystem
-_MOST_FAILURES = 20  # in a row
 MOST_STAGED_BYTES = 20 * 2**30
 _MOST_BYTES_IN_MEMORY = 2**30  # a tmpfs uses the memory of the job
 _IN_MEMORY = ("tmpfs", "ramfs")
@@ -81,18 +81,24 @@ def choose_staging(setting: str, chunks: Sequence[Chunk], local: Path) -> Stagin
 # --- one copy ---------------------------------------------------------------------------------------------------------
 
 
+class State(Enum):
+    """What has become of a copy."""
+
+    PLANNED = "it waits for disk space"
+    IN_PROGRESS = "it is being written"
+    READY = "it waits for an engine"
+    TAKEN = "an engine reads it"
+
+
 @dataclass(eq=False)
 class Copy:
     """The copy of one chunk's audio, in its own folder because it keeps the name of the original."""
 
     chunk: Chunk
     path: Path
+    state: State = State.PLANNED
     size_bytes: int = 0  # 0: not known yet, and nothing written
     end_ms: int | None = None  # of a cut: the real end of its audio
-    waits: bool = False  # for disk space
-    ready: bool = False
-    taken: bool = False
-    unwanted: bool = False  # an engine already reads the original
 
     @property
     def is_complete(self) -> bool:
@@ -102,32 +108,30 @@ class Copy:
         except OSError:
             return False
 
+    def write(self, cutter: AudioCutter) -> None:
+        """Copy the chunk's audio, or cut it out of a longer file.
+
+        Raise CannotCut if the file is missing or has changed since it was listed, OSError if the disk fails.
+        """
+        check_audio(self.chunk)
+        self.path.parent.mkdir()
+        if self.chunk.is_cut:
+            self.end_ms = cut_chunk(self.chunk, self.path, cutter)
+        else:
+            shutil.copyfile(self.chunk.audio_path, self.path)
+        check_audio(self.chunk)  # the file may have changed in the meantime
+        self.size_bytes = self.path.stat().st_size
+
+    def remove(self) -> None:
+        """Remove what is written of it."""
+        shutil.rmtree(self.path.parent, ignore_errors=True)
+
 
 def size_of(chunk: Chunk, cutter: AudioCutter) -> int:
     """Return the approximate size of a copy in bytes; raise OSError if the file cannot be read."""
     if chunk.is_cut:
         return cutter.size_bytes(Path(chunk.audio_path), *stretch_of(chunk))
     return os.stat(chunk.audio_path).st_size  # noqa: PTH116 - the path as given
-
-
-def make_copy(copy: Copy, cutter: AudioCutter) -> bool:
-    """Copy a chunk's audio, or cut it out of a longer file; return False if the file changed while it was copied.
-
-    Raise CannotCut if the file is missing or has changed since it was listed.
-    """
-    check_audio(copy.chunk)
-    copy.path.parent.mkdir()
-    if copy.chunk.is_cut:
-        copy.end_ms = cut_chunk(copy.chunk, copy.path, cutter)
-        check_audio(copy.chunk)  # the file may have changed in the meantime
-        copy.size_bytes = copy.path.stat().st_size
-        return True
-    source = Path(copy.chunk.audio_path)
-    before = source.stat()
-    shutil.copyfile(source, copy.path)
-    after = source.stat()
-    is_same = (before.st_size, before.st_mtime_ns) == (after.st_size, after.st_mtime_ns)
-    return is_same and copy.path.stat().st_size == before.st_size
 
 
 # --- all copies -------------------------------------------------------------------------------------------------------
@@ -150,14 +154,12 @@ class Stager:
     cut_late: int = 0
     failed_copies: int = 0
     last_failure: str | None = None
-    _failures: int = 0  # in a row
     _number: int = 0
     _stopped: bool = False
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition()
-        self._planned: dict[ChunkKey, Chunk] = {}
-        self._copies: dict[ChunkKey, Copy] = {}
+        self._copies: dict[ChunkKey, Copy] = {}  # those that are wanted
         self._not_copied: set[ChunkKey] = set()  # chunks without a usable copy: the engine reads the original
         self._readers = [threading.Thread(target=self._run, name=f"reader-{n}", daemon=True) for n in range(_READERS)]
 
@@ -177,9 +179,7 @@ class Stager:
 
     def stop(self) -> None:
         """Stop the readers and remove all copies."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify_all()
+        self.drop()
         for reader in self._readers:
             if reader.ident is not None:
                 reader.join(_JOIN_S)
@@ -192,17 +192,11 @@ class Stager:
             self._drop_ready()
             self._changed.notify_all()
 
-    def _drop_ready(self) -> None:
-        for copy in self._waiting():
-            if copy.ready:
-                del self._copies[copy.chunk.key]
-                shutil.rmtree(copy.path.parent, ignore_errors=True)
-
     @property
     def ready(self) -> int:
         """How many copies wait for an engine."""
         with self._changed:
-            return sum(copy.ready for copy in self._waiting())
+            return sum(copy.state is State.READY for copy in self._copies.values())
 
     # --- for the engines ------------------------------------------------------------------------------------------
 
@@ -212,34 +206,33 @@ class Stager:
         Wait for a chunk that is being cut, or cut it now; in a truncated recording it ends at the end of the file.
         Raise CannotCut if that fails, or if the file is missing or has changed; OSError if the disk cannot be written.
         """
-        with self._changed:
-            copy = self._ready_copy(chunk)
+        copy = self._take_ready(chunk)
         if copy is None:
             check_audio(chunk)
             if not chunk.is_cut:
-                with self._changed:
-                    self.from_source += 1
+                self.from_source += 1
                 return chunk
             copy = self._cut_now(chunk)
         end_ms = copy.end_ms if chunk.is_cut else chunk.end_ms
         return replace(chunk, audio_path=str(copy.path), is_cut=False, end_ms=end_ms)
 
-    def _ready_copy(self, chunk: Chunk) -> Copy | None:
-        self._planned.pop(chunk.key, None)
-        self._changed.notify_all()
-        while (copy := self._copies.get(chunk.key)) is not None:
-            if not chunk.is_cut or copy.ready or copy.taken or copy.waits or copy.unwanted:
-                break
-            self._changed.wait(_POLL_S)  # a reader is writing it
-        is_same = copy is not None and chunk.audio_path == copy.chunk.audio_path  # not a piece of the chunk
-        if copy is not None and copy.ready and not copy.taken and is_same and copy.is_complete:
-            copy.taken = True
-            self.staged += 1
-            self.staged_bytes += copy.size_bytes
-            return copy
-        if copy is not None:
-            copy.unwanted = True
-        return None
+    def _take_ready(self, chunk: Chunk) -> Copy | None:
+        """Return the copy of a chunk, if it is ready; otherwise it is not wanted any more."""
+        with self._changed:
+            copy = self._copies.get(chunk.key)
+            while copy is not None and copy.state is State.IN_PROGRESS and chunk.is_cut:
+                self._changed.wait(_POLL_S)
+                copy = self._copies.get(chunk.key)
+            if copy is None:
+                return None
+            if copy.state is State.READY and copy.is_complete:
+                copy.state = State.TAKEN
+                self.staged += 1
+                self.staged_bytes += copy.size_bytes
+                self._changed.notify_all()
+                return copy
+            del self._copies[chunk.key]
+            return None
 
     def _cut_now(self, chunk: Chunk) -> Copy:
         """Cut a chunk in this thread; remove waiting copies if the disk is full."""
@@ -250,10 +243,10 @@ class Stager:
             if shutil.disk_usage(self.folder).free < size_bytes:
                 self._drop_ready()
             copy = self._new_copy(chunk)
-            copy.taken = True
+            copy.state = State.TAKEN
             copy.size_bytes = size_bytes
         try:
-            make_copy(copy, self.cutter)
+            copy.write(self.cutter)
         except BaseException:
             self.release(chunk)
             raise
@@ -262,59 +255,84 @@ class Stager:
     def release(self, chunk: Chunk, *, failed: bool = False) -> bool:
         """Remove a chunk's copy; return whether it was still complete. A failed chunk is not copied again."""
         with self._changed:
-            copy = self._copies.get(chunk.key)
-            if copy is None or not (copy.taken or copy.ready):
-                return True
-            del self._copies[chunk.key]
+            copy = self._copies.pop(chunk.key, None)
             if failed:
                 self._not_copied.add(chunk.key)
             self._changed.notify_all()
-        complete = copy.is_complete or not copy.taken
-        shutil.rmtree(copy.path.parent, ignore_errors=True)
-        return complete
+        if copy is None or copy.state is not State.TAKEN:
+            return True
+        is_complete = copy.is_complete
+        copy.remove()
+        return is_complete
 
     # --- in a reader thread ---------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         while (copy := self._next()) is not None:
-            ready = False
-            why = None
             try:
-                ready = self._wait_for_room(copy) and make_copy(copy, self.cutter)
+                if self._wait_for_room(copy):
+                    copy.write(self.cutter)
+                    self._offer(copy)
             except CannotCut:
                 pass  # the engine will meet the same error and report it
             except OSError as error:
-                why = f"{copy.chunk.audio_path}: {error.strerror or error}"
-            self._settle(copy, ready=ready, why=why)
+                self.failed_copies += 1
+                self.last_failure = f"{copy.chunk.audio_path}: {error.strerror or error}"
+            if copy.state is not State.READY:
+                self._discard(copy)
 
     def _next(self) -> Copy | None:
         """Wait for a chunk to copy; None: staging has stopped."""
         with self._changed:
             while not self._stopped:
-                self._plan()
-                if self._planned:
-                    return self._new_copy(self._planned.pop(next(iter(self._planned))))
+                waiting = sum(copy.state is not State.TAKEN for copy in self._copies.values())
+                if waiting < self.ahead:
+                    for chunk in self._upcoming(self.ahead):
+                        if self._is_worth_a_copy(chunk):
+                            return self._new_copy(chunk)
                 self._changed.wait(_POLL_S)
             return None
 
-    def _plan(self) -> None:
-        """Get the next chunks from the queue when less than half of the copies are left."""
-        waiting = len(self._waiting())
-        if self._planned or waiting > self.ahead // 2:
-            return
-        for chunk in self._upcoming(self.ahead):
-            if len(self._planned) >= self.ahead - waiting:
-                break
-            if self._is_worth_a_copy(chunk):
-                self._planned[chunk.key] = chunk
+    def _wait_for_room(self, copy: Copy) -> bool:
+        """Wait until the disk has space for the copy; return False if it is too large or no longer wanted."""
+        size_bytes = size_of(copy.chunk, self.cutter)
+        with self._changed:
+            while self._is_wanted(copy):
+                held = sum(other.size_bytes for other in self._copies.values())
+                limit = min(self._choice.most_bytes, int(_SHARE * (shutil.disk_usage(self.folder).free + held)))
+                if size_bytes > limit:
+                    return False
+                if held + size_bytes <= limit:
+                    copy.size_bytes = size_bytes
+                    copy.state = State.IN_PROGRESS
+                    return True
+                self._changed.wait(_POLL_S)
+            return False
+
+    def _offer(self, copy: Copy) -> None:
+        with self._changed:
+            if self._is_wanted(copy):
+                copy.state = State.READY
+            self._changed.notify_all()
+
+    def _discard(self, copy: Copy) -> None:
+        """Remove a copy that cannot be used, and plan it no more."""
+        with self._changed:
+            if self._copies.get(copy.chunk.key) is copy:
+                del self._copies[copy.chunk.key]
+                self._not_copied.add(copy.chunk.key)
+            self._changed.notify_all()
+        copy.remove()
+
+    # --- with the lock held ---------------------------------------------------------------------------------------
+
+    def _is_wanted(self, copy: Copy) -> bool:
+        return self._copies.get(copy.chunk.key) is copy and not self._stopped
 
     def _is_worth_a_copy(self, chunk: Chunk) -> bool:
         if chunk.key in self._copies or chunk.key in self._not_copied:
             return False
         return chunk.is_cut or not self._choice.only_cuts
-
-    def _waiting(self) -> list[Copy]:
-        return [copy for copy in self._copies.values() if not (copy.taken or copy.unwanted)]
 
     def _new_copy(self, chunk: Chunk) -> Copy:
         self._number += 1
@@ -323,42 +341,8 @@ class Stager:
         self._copies[chunk.key] = copy
         return copy
 
-    def _wait_for_room(self, copy: Copy) -> bool:
-        """Wait until the disk has space for the copy; return False if it is too large or no longer needed."""
-        size_bytes = size_of(copy.chunk, self.cutter)
-        with self._changed:
-            copy.waits = True
-            try:
-                while not (self._stopped or copy.unwanted):
-                    held = sum(other.size_bytes for other in self._copies.values())
-                    limit = min(self._choice.most_bytes, int(_SHARE * (shutil.disk_usage(self.folder).free + held)))
-                    if size_bytes > limit:
-                        return False
-                    first = next(other for other in self._copies.values() if other.waits)  # its chunk is needed earlier
-                    if held + size_bytes <= limit and first is copy:
-                        copy.size_bytes = size_bytes
-                        return True
-                    self._changed.wait(_POLL_S)
-                return False
-            finally:
-                copy.waits = False
-                self._changed.notify_all()
-
-    def _settle(self, copy: Copy, *, ready: bool, why: str | None) -> None:
-        with self._changed:
-            copy.ready = ready and not (copy.unwanted or self._stopped)
-            if not copy.ready:
-                if self._copies.get(copy.chunk.key) is copy:  # otherwise an engine has cut its own copy
-                    del self._copies[copy.chunk.key]
-                if not copy.unwanted:
-                    self._not_copied.add(copy.chunk.key)
-            self._failures = self._failures + 1 if why else 0
-            if why is not None:
-                self.failed_copies += 1
-                self.last_failure = why
-            if self._failures >= _MOST_FAILURES and not self._stopped:
-                self._stopped = True
-                log.warning("staging stops after %d failed copies in a row: %s", self._failures, why)
-            self._changed.notify_all()
-        if not copy.ready:
-            shutil.rmtree(copy.path.parent, ignore_errors=True)
+    def _drop_ready(self) -> None:
+        for copy in list(self._copies.values()):
+            if copy.state is State.READY:
+                del self._copies[copy.chunk.key]
+                copy.remove()
