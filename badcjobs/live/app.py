@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,9 +27,6 @@ from badcjobs.version import __version__
 _LOG = logging.getLogger(__name__)
 _ASSETS = Path(__file__).parent / "assets"
 JSON, HTML, SCRIPT = "application/json", "text/html", "text/javascript"
-_BOOLEANS = {"true": True, "false": False, "1": True, "0": False}
-_MAX_LENGTH = 200
-_MAX_DIGITS = 12
 # The page loads its scripts and styles from this server only, and connects to no other server.
 _HEADERS = {
     "content-security-policy": (
@@ -52,53 +50,18 @@ _TOKEN_PAGE = (
 # --- endpoints --------------------------------------------------------------------------------------------------------
 
 
-class Text(NamedTuple):
-    """A query parameter that is a text of limited length, or one of some words."""
+class Parameter(NamedTuple):
+    """A query parameter: the pattern of its text, the same in words, and its type."""
 
     name: str
-    words: Sequence[str] = ()
-    default: str | None = None
-
-    def parse(self, text: str) -> str:
-        """Return the value; raise a 400 that states what is allowed."""
-        if self.words and text not in self.words:
-            raise _wrong(self.name, text, f"one of {', '.join(self.words)}")
-        if len(text) > _MAX_LENGTH:
-            raise _wrong(self.name, text, f"at most {_MAX_LENGTH} characters")
-        return text
+    pattern: str
+    allowed: str
+    type: Callable[[str], Any] = str
+    default: Any = None
 
 
-class Number(NamedTuple):
-    """A query parameter that is a whole number."""
-
-    name: str
-    low: int
-    high: int
-    default: int | None = None
-
-    def parse(self, text: str) -> int:
-        """Return the value; raise a 400 that states what is allowed."""
-        is_number = text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS
-        if not is_number or not self.low <= int(text) <= self.high:
-            raise _wrong(self.name, text, f"a whole number from {self.low} to {self.high}")
-        return int(text)
-
-
-class Boolean(NamedTuple):
-    """A query parameter that is true or false."""
-
-    name: str
-    default: bool | None = None
-
-    def parse(self, text: str) -> bool:
-        """Return the value; raise a 400 that states what is allowed."""
-        if text not in _BOOLEANS:
-            raise _wrong(self.name, text, "true or false")
-        return _BOOLEANS[text]
-
-
-def _wrong(name: str, text: str, allowed: str) -> HTTPException:
-    return HTTPException(400, f"{name}={text[:20]}: must be {allowed}")
+def _is_true(text: str) -> bool:
+    return text in ("true", "1")
 
 
 class Endpoint(NamedTuple):
@@ -107,15 +70,26 @@ class Endpoint(NamedTuple):
     name: str
     path: str
     media: str = JSON
-    parameters: Sequence[Text | Number | Boolean] = ()
+    parameters: Sequence[Parameter] = ()
 
 
-_OF_METRICS = (Text("task"), Text("device"), Boolean("alive"), Boolean("trail", default=True))
-_OF_TASKS = (Text("state", STATES), Number("limit", 1, 100_000), Number("offset", 0, 10_000_000, default=0))
-_OF_LOG = (Number("lines", 1, 2000, default=200),)
+_TEXT = (".{0,200}", "at most 200 characters")
+_BOOLEAN = ("true|false|1|0", "true or false", _is_true)
+_OF_METRICS = (
+    Parameter("task", *_TEXT),
+    Parameter("device", *_TEXT),
+    Parameter("alive", *_BOOLEAN),
+    Parameter("trail", *_BOOLEAN, default=True),
+)
+_OF_TASKS = (
+    Parameter("state", "|".join(STATES), f"one of {', '.join(STATES)}"),
+    Parameter("limit", "[1-9][0-9]{0,5}", "a whole number from 1 to 999999", int),
+    Parameter("offset", "[0-9]{1,8}", "a whole number", int, default=0),
+)
+_OF_LOG = (Parameter("lines", "[1-9][0-9]{0,3}", "a whole number from 1 to 9999", int, default=200),)
 
 ENDPOINTS = (
-    Endpoint("page", "/", HTML, [Text("token")]),
+    Endpoint("page", "/", HTML, [Parameter("token", *_TEXT)]),
     Endpoint("health", "/api/health"),
     Endpoint("summary", "/api/gpu/summary"),
     Endpoint("metrics", "/api/gpu/metrics", JSON, _OF_METRICS),
@@ -123,7 +97,7 @@ ENDPOINTS = (
     Endpoint("one_task", "/api/tasks/{name}"),
     Endpoint("log", "/api/tasks/{name}/log", JSON, _OF_LOG),
     Endpoint("alerts", "/api/alerts"),
-    Endpoint("ws", "/ws", JSON, [Text("last_event_id")]),
+    Endpoint("ws", "/ws", JSON, [Parameter("last_event_id", *_TEXT)]),
     Endpoint("prometheus", "/metrics", "text/plain; version=0.0.4"),
     Endpoint("live.js", "/live.js", SCRIPT),
     Endpoint("words.js", "/words.js", SCRIPT),
@@ -224,7 +198,12 @@ def _parse_query(endpoint: Endpoint, query: QueryParams) -> dict[str, Any]:
         if len(query.getlist(name)) > 1:
             raise HTTPException(400, f"parameter {name} is given twice")
     values = {name: parameter.default for name, parameter in parameters.items()}
-    return values | {name: parameters[name].parse(text) for name, text in query.items()}
+    for name, text in query.items():
+        parameter = parameters[name]
+        if not re.fullmatch(parameter.pattern, text, re.DOTALL):
+            raise HTTPException(400, f"{name}={text[:20]}: must be {parameter.allowed}")
+        values[name] = parameter.type(text)
+    return values
 
 
 Values = Mapping[str, Any]  # of the path and the parameters of a request
@@ -256,14 +235,10 @@ class Handlers(NamedTuple):
         return {
             "status": status,
             "version": __version__,
-            "title": last and last.title,
-            "of_run": last and last.of_run,
             "at_ms": last and last.at_ms,
             "age_s": hub.age_s,
-            "look_ms": hub.look_ms,
             "looks": hub.looks,
             "listeners": len(hub.listeners),
-            "interval_s": hub.interval_s,
             "uptime_s": hub.clock.monotonic_s() - hub.started_at_s,
             "trouble": hub.trouble,
         }

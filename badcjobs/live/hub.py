@@ -78,7 +78,6 @@ class Hub:
     listeners: set[Listener] = field(default_factory=set)
     last: Documents | None = None  # the newest, however old
     looks: int = 0
-    look_ms: float | None = None
     trouble: str | None = None
     _background: Background = field(default_factory=Background)
     _pending: asyncio.Task[Documents] | None = None
@@ -146,7 +145,6 @@ class Hub:
         return self._pending
 
     async def _read(self) -> Documents:
-        began_s = self.clock.monotonic_s()
         try:
             documents = await self._background.call(self.read_documents)
         except (BadcjobsError, OSError) as error:
@@ -156,7 +154,6 @@ class Hub:
             self._pending = None
 
         self._read_at_s = self.clock.monotonic_s()
-        self.look_ms = 1000 * (self._read_at_s - began_s)
         self.looks += 1
         before = self.last
         self.last = documents
@@ -327,7 +324,6 @@ def _state_text(documents: Documents, head: Document, tasks: Items, devices: Ite
         "verdict": documents.verdict,
         "reading": snapshot.reading,
         "total": documents.total,
-        "alerts": documents.alerts,
         "findings": [alert_document(finding) for finding in snapshot.findings],
         "remarks": snapshot.remarks,
     }

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from badcjobs.errors import BadcjobsError, DatabaseProblem
 from badcjobs.model import CutShort, Reading
@@ -42,21 +41,17 @@ class _FileState:
     """The content of a file when it was last read."""
 
     path: Path
-    mark: FileVersion
+    version: FileVersion
     tasks: tuple[TaskFacts, ...]
-    checked_at_ms: int
-    end_mark: FileVersion | None = None  # of the Slurm record beside it, when that was last read
+    checked_at_ms: int = 0
+    end_version: FileVersion | None = None  # of the Slurm record beside it, when that was last read
+    accounts: tuple[TaskFacts, ...] | None = None  # the tasks with the accounts of their devices; None: never read
+    accounts_of: tuple[TaskFacts, ...] | None = None  # the tasks as they were when their accounts were read
+    accounts_at_s: float = 0.0
 
     @property
     def ended(self) -> bool:
         return all(not task.alive for task in self.tasks)
-
-
-class _Accounts(NamedTuple):
-    """The tasks of a file as they were read, and with the accounts of their devices."""
-
-    read_from: tuple[TaskFacts, ...]
-    tasks: tuple[TaskFacts, ...]
 
 
 @dataclass(slots=True)
@@ -71,11 +66,10 @@ class RunFiles:
     clock: Clock
     confined: bool
     _states: dict[str, _FileState] = field(default_factory=dict)
-    _accounts: dict[str, _Accounts] = field(default_factory=dict)  # by name; the one read longest ago is first
     _troubles: dict[str, str] = field(default_factory=dict)
     many: int = 0  # databases, read or not
-    unaccounted: int = 0  # databases whose accounts have never been read, for lack of time
     _records: set[str] = field(default_factory=set)  # names of Slurm's records beside the databases
+    unaccounted: int = 0  # databases whose accounts have never been read, for lack of time
 
     @property
     def tasks(self) -> list[TaskFacts]:
@@ -86,7 +80,7 @@ class RunFiles:
     def merged(self) -> bool:
         """Whether the job database is newer than every task database."""
         job = self._states.get(self.folder.job_database.name)
-        return job is not None and all(state.mark[0] <= job.mark[0] for state in self._states.values())
+        return job is not None and all(state.version[0] <= job.version[0] for state in self._states.values())
 
     @property
     def troubles(self) -> list[str]:
@@ -114,23 +108,19 @@ class RunFiles:
         A file is read once for each change, and only for a short time: the one read longest ago first.
         """
         until_s = self.clock.monotonic_s() + _ACCOUNTS_S
-        self.unaccounted = 0
-        never_read = [name for name in self._states if name not in self._accounts]
-        for name in [*never_read, *self._accounts]:
-            state = self._states[name]
-            accounts = self._accounts.get(name)
-            if accounts is not None and accounts.read_from is state.tasks:
-                continue
-            if self.clock.monotonic_s() < until_s:
-                with suppress(OSError, BadcjobsError):  # the snapshot has a remark about it
-                    self.check_inside(state.path)
-                    tasks = read_accounts(state.path, state.tasks)
-                    self._accounts.pop(name, None)  # its new place is the last one
-                    self._accounts[name] = _Accounts(state.tasks, tasks)
-            elif accounts is None:
-                self.unaccounted += 1
-        read = [self._accounts[name] for name in self._states if name in self._accounts]
-        return [task for accounts in read for task in accounts.tasks]
+        changed = [state for state in self._states.values() if state.accounts_of is not state.tasks]
+        for state in sorted(changed, key=lambda state: state.accounts_at_s):
+            now_s = self.clock.monotonic_s()
+            if now_s >= until_s:
+                break
+            state.accounts = state.accounts or ()
+            state.accounts_at_s = now_s
+            with suppress(OSError, BadcjobsError):  # the snapshot has a remark about it
+                self.check_inside(state.path)
+                state.accounts = read_accounts(state.path, state.tasks)
+                state.accounts_of = state.tasks
+        self.unaccounted = sum(state.accounts is None for state in self._states.values())
+        return [task for state in self._states.values() for task in state.accounts or ()]
 
     def read_changes(self, now_ms: int, until_s: float) -> int:
         """Read what has changed, as far as time allows; return the number of files that were never read.
@@ -170,8 +160,6 @@ class RunFiles:
             self._states.pop(self.folder.job_database.name, None)
         for name in self._states.keys() - paths.keys():
             del self._states[name]
-        for name in self._accounts.keys() - self._states.keys():
-            del self._accounts[name]
         for name in self._troubles.keys() - paths.keys():
             del self._troubles[name]
 
@@ -186,12 +174,12 @@ class RunFiles:
         if not self.is_outside(self.folder.tasks):
             with suppress(FileNotFoundError), os.scandir(self.folder.tasks) as entries:  # no task has started
                 for entry in entries:
-                    if entry.name.endswith(".slurm.json"):
-                        self._records.add(entry.name)
-                    elif entry.name.endswith(".sqlite") and not entry.name.startswith("."):
-                        path = Path(entry.path)
-                        if entry.is_file() or not path.is_fifo():  # reading a pipe would never end
-                            yield entry.name, path
+                    path = Path(entry.path)
+                    if path.name.endswith(".slurm.json"):
+                        self._records.add(path.name)
+                    is_database = path.suffix == ".sqlite" and not path.name.startswith(".")
+                    if is_database and (entry.is_file() or not path.is_fifo()):  # reading a pipe would never end
+                        yield path.name, path
         if self.folder.job_database.exists():
             yield self.folder.job_database.name, self.folder.job_database
 
@@ -207,14 +195,18 @@ class RunFiles:
 
     def _read(self, name: str, path: Path, now_ms: int, names: Iterable[str]) -> None:
         self.check_inside(path)
-        mark = version_of(path.stat())
+        version = version_of(path.stat())
         state = self._states.get(name)
-        if state is None or state.mark != mark:
+        if state is None or state.version != version:
             own: set[str] = set()  # tasks that have their own file, and need not be read from the job database
             if not self.only and path == self.folder.job_database:
                 own = {file.removesuffix(".sqlite") for file in names if not self.is_outside(self.folder.tasks / file)}
-            state = _FileState(path, mark, read_tasks(path, own), now_ms)
-            self._states[name] = state
+            tasks = read_tasks(path, own)
+            if state is None:
+                state = self._states[name] = _FileState(path, version, tasks)
+            state.version = version
+            state.tasks = tasks
+            state.end_version = None
         self._read_end(state)
         state.checked_at_ms = now_ms
         self._troubles.pop(name, None)
@@ -222,14 +214,12 @@ class RunFiles:
     def _read_end(self, state: _FileState) -> None:
         """Read how a task ended, if Slurm recorded it beside its file: a task that was killed does not say so."""
         record = end_beside(state.path)
-        if state.ended or (record.name not in self._records and state.path != self.only):
+        if state.ended or (record.name not in self._records and state.path != self.only) or self.is_outside(record):
             return
-        end_mark = file_version(record)
-        if end_mark in (None, state.end_mark) or self.is_outside(record):
-            return
-        state.end_mark = end_mark
-        if means_killed(read_end_beside(state.path)):
+        version = file_version(record)
+        if version not in (None, state.end_version) and means_killed(read_end_beside(state.path)):
             state.tasks = tuple(task.as_killed() if task.alive else task for task in state.tasks)
+        state.end_version = version
 
 
 def with_latest_readings(task: TaskFacts) -> TaskFacts:
@@ -297,31 +287,21 @@ def read_array(files: RunFiles) -> ArrayOfRun:
     folder = files.folder
     try:
         files.check_inside(file_in(folder.path), intent_in(folder.path), folder.run_toml)
+        array = ArrayOfRun(cut_short=find_cut_short(folder.path))
         record = read_record(folder.path)
-        cut_short = find_cut_short(folder.path)
+        if record is not None:
+            job = record.job
+            array = replace(array, job_id=job.job_id, indices=job.indices, count=len(job.indices))
+            array = replace(array, submitted_at_ms=record.submitted_at_ms, chunks=record.chunks)
     except BadcjobsError as error:  # show the run even if its files were edited
         return ArrayOfRun(trouble=error.what)
-    shape = None
-    trouble = None
     try:
         frozen = FrozenRun.read(folder.run_toml)
-        shape = frozen.array if frozen else None
     except BadcjobsError as error:
-        trouble = error.what
-    if record is not None:
-        job = record.job
-        return ArrayOfRun(
-            job.job_id,
-            job.indices,
-            submitted_at_ms=record.submitted_at_ms,
-            chunks=record.chunks,
-            count=shape.count if shape else len(job.indices),
-            trouble=trouble,
-            cut_short=cut_short,
-        )
-    if shape is None:
-        return ArrayOfRun(trouble=trouble, cut_short=cut_short)
-    return ArrayOfRun(indices=shape.indices, count=shape.count, cut_short=cut_short)
+        return replace(array, trouble=error.what)
+    if frozen is None or frozen.array is None:
+        return array
+    return replace(array, indices=array.indices or frozen.array.indices, count=frozen.array.count)
 
 
 def is_abandoned(array: ArrayOfRun, files: RunFiles, tasks: Sequence[TaskFacts]) -> bool:

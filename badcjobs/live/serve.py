@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import ipaddress
 import secrets
 import shlex
@@ -25,16 +24,11 @@ from badcjobs.live.documents import LiveSource
 from badcjobs.live.hub import Hub
 from badcjobs.seams import Clock
 
-# Addresses reserved for documentation (RFC 5737, RFC 3849): the route to them is the default route.
-_DOCUMENTATION_ADDRESSES = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
+_DOCUMENTATION_ADDRESS = "192.0.2.1"  # reserved for documentation: the route to it is the default route
 _SEND_BUFFER_BYTES = 512 * 1024  # kernel buffer for a listener that does not read
 _BACKLOG = 128
 _LOCALHOST = "127.0.0.1"
 MIN_TOKEN = 16  # characters
-_PORT_REFUSED = {
-    errno.EADDRINUSE: ("is in use", "another program listens on it"),
-    errno.EACCES: ("is not allowed", "only root can use ports below 1024"),
-}
 
 
 # --- the address ------------------------------------------------------------------------------------------------------
@@ -66,50 +60,41 @@ def bind(
 
     ``command`` is the command line without options, for error messages.
     """
-    only_here = f"{command} --port {port}   (without --host: only this machine can reach it)"
+    here = f"{command} --port {port}"
+    if host != _LOCALHOST:
+        here = f"{command} --host {shlex.quote(host)} --port {port}"
+    listening = None
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:
-        raise BadInput(f"--host {host} is not an address of this machine", why=str(error), fix=only_here) from error
-    addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)  # for localhost, 127.0.0.1
-    family, _, _, _, sockaddr = addresses[0]
-    address = _parse_address(str(sockaddr[0]))
-    if not address.is_loopback:
-        _check_token(token, host, f"{command} --host {shlex.quote(host)} --port {port}")
-
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
+        addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)  # for localhost, 127.0.0.1
+        family, _, _, _, sockaddr = addresses[0]
+        address = ipaddress.ip_address(str(sockaddr[0]).partition("%")[0])
+        if not address.is_loopback:
+            _check_token(token, host, here)
+        listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         listening.bind(sockaddr)
         listening.listen(_BACKLOG)
-    except OSError as error:
-        listening.close()
-        if error.errno in _PORT_REFUSED:
-            what, why = _PORT_REFUSED[error.errno]
-            if host != _LOCALHOST:
-                command = f"{command} --host {shlex.quote(host)}"
-            fix = f"{command} --port 0   (any free port; it is printed)"
-            raise BadInput(f"port {port} {what}", why=why, fix=fix) from error
-        raise BadInput(f"cannot listen on --host {host}", why=error.strerror, fix=only_here) from error
+    except (OSError, UnicodeError) as error:
+        if listening is not None:
+            listening.close()
+        fix = f"{command} --port 0   (this machine only, any free port; it is printed)"
+        raise BadInput(f"cannot listen on {host}, port {port}", why=str(error), fix=fix) from error
 
     port = listening.getsockname()[1]
     hosts = [host]
     if address.is_unspecified:
-        hosts = reachable_hosts(also_ipv6=family == socket.AF_INET6)
+        hosts = reachable_hosts()
     urls = tuple(_url(name, port) for name in hosts)
     return listening, ServerAddress(urls, host, port, address.is_loopback)
 
 
 def _check_token(token: str | None, host: str, command: str) -> None:
     """Raise BadInput without a token that is hard to guess."""
-    if not token:
-        what = f"--host {host} without BADCJOBS_TOKEN"
+    if not token or len(token) < MIN_TOKEN:
+        what = f"--host {host} needs a BADCJOBS_TOKEN of at least {MIN_TOKEN} characters"
         why = "everyone who can reach this machine could read the page"
-        raise BadInput(what, why=why, fix=with_token(command))
-    if len(token) < MIN_TOKEN:
-        what = f"--host {host} with a BADCJOBS_TOKEN of fewer than {MIN_TOKEN} characters"
-        why = "everyone who can reach this machine could guess it"
         raise BadInput(what, why=why, fix=with_token(command))
 
 
@@ -119,34 +104,13 @@ def _url(host: str, port: int) -> str:
     return f"http://{host}:{port}/"
 
 
-def reachable_hosts(*, also_ipv6: bool) -> list[str]:
-    """Return the name of this machine if others can resolve it, then its addresses; at least one item."""
-    name = socket.getfqdn()
-    addresses = []
-    with suppress(OSError, UnicodeError):
-        for *_, sockaddr in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM):
-            addresses.append(str(sockaddr[0]))
-    hosts = []
-    if any(_is_reachable(address) for address in addresses):
-        hosts.append(name)
-
-    for family, destination in _DOCUMENTATION_ADDRESSES:
-        with suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((destination, 9))  # sends nothing; selects our address for this route
-            addresses.append(str(probe.getsockname()[0]))
-    for address in addresses:
-        if address not in hosts and _is_reachable(address) and (also_ipv6 or ":" not in address):
-            hosts.append(address)
-    return hosts or [name]
-
-
-def _is_reachable(address: str) -> bool:
-    parsed = _parse_address(address)
-    return not (parsed.is_loopback or parsed.is_link_local or parsed.is_unspecified)
-
-
-def _parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    return ipaddress.ip_address(text.partition("%")[0])
+def reachable_hosts() -> list[str]:
+    """Return the address of this machine in its network, if it has one, and its name."""
+    hosts = [socket.getfqdn()]
+    with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((_DOCUMENTATION_ADDRESS, 9))  # sends nothing; selects our address for the default route
+        hosts.insert(0, probe.getsockname()[0])
+    return hosts
 
 
 # --- the server -------------------------------------------------------------------------------------------------------
@@ -256,13 +220,3 @@ class Connection(H11Protocol):
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-
-    def send_400_response(self, msg: str) -> None:
-        """Reject input that is not HTTP; a response in progress is abandoned."""
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.disconnected = True
-            self.cycle.message_event.set()
-        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            super().send_400_response(msg)
-        else:
-            self.transport.close()

@@ -1,7 +1,6 @@
 """The web application in this process: what it answers, whom it refuses, what it pushes, and when a disk hangs."""
 
 import asyncio
-import ipaddress
 import json
 import os
 import re
@@ -375,9 +374,6 @@ def test_a_disk_that_hangs_or_fails_stops_answers_but_not_the_server(world, page
 
 
 def test_a_server_is_bound_where_it_is_safe_and_says_an_address_that_others_can_open(pages):
-    for host in live.reachable_hosts(also_ipv6=True):
-        if re.fullmatch(r"[\d.]+|.*:.*", host):
-            assert not ipaddress.ip_address(host).is_loopback and not ipaddress.ip_address(host).is_unspecified
     everywhere, place = live.bind("0.0.0.0", 0, TOKEN)
     with everywhere:
         address = urlsplit(place.url)
