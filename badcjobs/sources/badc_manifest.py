@@ -325,7 +325,7 @@ class Manifest:
 
     def chunks(self, walk: Walk) -> Iterator[Chunk]:
         files = RowFiles(self.folders, walk)
-        for row, look in look_ahead(self.rows(walk, files), files.look, while_waiting=walk.while_waiting):
+        for row, look in look_ahead(self.rows(walk, files), files.look, walk.while_waiting):
             try:
                 answer = files.resolve(row.source_path, row.first, look, row.times, known_cut=row.cut == "yes")
             except NoAudio as problem:

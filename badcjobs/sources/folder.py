@@ -67,7 +67,7 @@ class AudioList:
         def look(path: str) -> Found | NoAudio:
             return look_at(path, self.folders, walk.read_header)
 
-        ours = look_ahead(self._ours(walk), look, while_waiting=walk.while_waiting)
+        ours = look_ahead(self._ours(walk), look, walk.while_waiting)
         for ((line, recording_id, path), walk.row, known_s), answer in ours:
             if isinstance(answer, NoAudio):
                 recording = Chunk(recording_id, recording_id, path, "")

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from array import array
-from collections import Counter, deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from queue import SimpleQueue
-from threading import Lock, Thread
+from itertools import islice
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any, TypeVar
 
 from badcjobs.errors import BadInput
@@ -59,20 +59,16 @@ def _refusal(text: str, count: int) -> BadInput:
 
 # --- looking at many files at a time ----------------------------------------------------------------------------------
 
-# Opening a file on a shared filesystem is slow: a million files, one after another, take hours.
-# A separate thread looks at the files, so that signals are handled while a call hangs. More threads start only if
-# calls are slow: on a local disk sixteen threads need twice the time of one, because they compete for Python's lock.
+# Opening a file on a shared filesystem is slow: a million files, one after another, take hours. A separate thread looks
+# at the files, so that signals are handled while a call hangs. More threads start only if looks are slow: on a local
+# disk sixteen threads need twice the time of one, because they compete for Python's lock.
 
-THREADS = 16
-_WINDOW = 512  # items in progress; while looks are quick, this many are handed over together
+_THREADS = 16
+_WINDOW = 512  # items that are read ahead
 _QUICK_S = 0.0005  # a look on a local disk takes a fifth of this
-_LONGEST_S = 0.005  # a longer look counts as this much: a single slow look is an exception
-_SLOW_S = 0.02
-_FAR_TOO_LONG_S = 0.5  # even for a single look: more threads start meanwhile
-_WAIT_STEP_S = 0.2
-_QUICK_WAIT_STEP_S = 0.02  # while one thread looks: has it become slow?
+_SLOW_S = 0.25  # looks are slow if they take this much longer
+_WAIT_STEP_S = 0.02
 
-Thing = TypeVar("Thing")
 Item = TypeVar("Item")
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")
@@ -85,8 +81,6 @@ def do_nothing() -> None:
 def look_ahead(
     asked: Iterable[tuple[Item, Question | None]],
     look: Callable[[Question], Answer],
-    threads: int = THREADS,
-    monotonic_s: Callable[[], float] = time.perf_counter,
     while_waiting: Callable[[], None] = do_nothing,
 ) -> Iterator[tuple[Item, Answer | None]]:
     """Yield each item, in order, with the answer to its question; None: it has no question.
@@ -95,135 +89,88 @@ def look_ahead(
     ``look`` may be called by several threads; an error that it raises is raised at its item. ``while_waiting`` is
     called from time to time while no answer comes; an error that it raises ends everything immediately.
     """
-    window: deque[tuple[Item, _Look | None]] = deque()
-    pool = _LookThreads(look, threads, monotonic_s, while_waiting)
+    threads = _LookThreads(look, while_waiting)
     failed: list[Exception] = []
+    items = _until_failure(asked, failed)
     try:
-        for item, question in _until_failure(asked, failed):
-            if question is None and not window:
-                yield item, None
-                continue
-            window.append((item, None if question is None else pool.ask(question)))
-            if len(window) == _WINDOW:
-                yield from pool.results(window)
-        while window:
-            yield from pool.results(window)
-        pool.dismiss(wait=True)
+        while window := list(islice(items, _WINDOW)):
+            answers = threads.answer([question for _, question in window if question is not None])
+            for item, question in window:
+                yield item, None if question is None else next(answers)
     finally:
-        pool.dismiss()
+        threads.dismiss()
     if failed:
         raise failed[0]
 
 
-def _until_failure(things: Iterable[Thing], failed: list[Exception]) -> Iterator[Thing]:
+def _until_failure(items: Iterable[Item], failed: list[Exception]) -> Iterator[Item]:
     try:
-        yield from things
+        yield from items
     except Exception as error:
         failed.append(error)
 
 
-@dataclass(slots=True)
-class _Look:
-    """A question, and its answer or its error; locked until there is one. A Future takes ten times as long to make."""
-
-    question: Any
-    answer: Any = None
-    error: Exception | None = None
-    lock: Lock = field(default_factory=Lock)
-
-
-@dataclass
 class _LookThreads:
-    """Threads that answer questions: one, for which the caller waits, and more if looks are slow.
+    """Threads that answer questions: one, and more as soon as looks are slow.
 
     Not a ThreadPoolExecutor: at exit Python waits for its threads, even for one that hangs.
     """
 
-    _look: Callable[[Any], Any]
-    _most: int
-    _monotonic_s: Callable[[], float]
-    _while_waiting: Callable[[], None]
-    _is_slow: bool = False
-    _waited_s: float = 0.0  # lately, for looks that were not quick
-    _began_s: float = math.inf  # the last look; there is none yet
-    _threads: list[Thread] = field(default_factory=list)
-    _held: list[_Look] = field(default_factory=list)  # while looks are quick, for the whole window
-    _todo: SimpleQueue[_Look | None] = field(default_factory=SimpleQueue)
-    _dismissed: bool = False
+    def __init__(self, look: Callable[[Any], Any], while_waiting: Callable[[], None]) -> None:
+        self._look = look
+        self._while_waiting = while_waiting
+        self._threads = 0
+        self._todo: SimpleQueue[tuple[int, Any] | None] = SimpleQueue()
+        self._done: SimpleQueue[tuple[int, Any, Exception | None]] = SimpleQueue()
+        self._dismissed = False
 
-    def ask(self, question: object) -> _Look:
-        """Take a question; it is handed over now if looks are slow, otherwise together with others."""
-        look = _Look(question)
-        look.lock.acquire()
-        self._held.append(look)
-        if self._is_slow:
-            self._hand_over()
-        return look
-
-    def results(self, window: deque[tuple[Item, _Look | None]]) -> Iterator[tuple[Item, Any]]:
-        """Yield the first items of a window with their answers, at least one; all of them while looks are quick."""
-        self._while_waiting()  # the items themselves may also be slow
-        if self._held:
-            last = self._held[-1]
-            self._hand_over()
+    def answer(self, questions: Sequence[Any]) -> Iterator[Any]:
+        """Yield the answers to these questions, after all of them are there."""
+        self._while_waiting()  # the questions themselves may also be slow
+        for numbered in enumerate(questions):
+            self._todo.put(numbered)
+        if questions:
             self._start_threads(1)
-            self._wait_for(last, _QUICK_WAIT_STEP_S, until_slow=True)
-        first = window[0][1]
-        if first is not None and first.lock.locked():
-            self._start_threads(min(self._most, len(window)))
-            self._wait_for(first, _WAIT_STEP_S)
-        while window and ((look := window[0][1]) is None or not look.lock.locked()):
-            item, _ = window.popleft()
-            if look is not None and look.error is not None:
-                raise look.error
-            yield item, None if look is None else look.answer
+        answers = {}
+        began_s = time.monotonic()
+        while len(answers) < len(questions):
+            try:
+                number, answer, error = self._done.get(timeout=_WAIT_STEP_S)
+                answers[number] = answer, error
+            except Empty:
+                self._while_waiting()
+            if time.monotonic() - began_s > _SLOW_S + _QUICK_S * len(answers):
+                self._start_threads(_THREADS)
+        for number in range(len(questions)):
+            answer, error = answers[number]
+            if error is not None:
+                raise error
+            yield answer
 
-    def dismiss(self, *, wait: bool = False) -> None:
-        """End all threads; ``wait`` for them only if no look is in progress, because it may hang."""
+    def dismiss(self) -> None:
+        """End all threads, without waiting for a look that may hang."""
         self._dismissed = True
-        for _ in self._threads:
+        for _ in range(self._threads):
             self._todo.put(None)
-        for thread in self._threads if wait else ():
-            thread.join()
 
-    def _hand_over(self) -> None:
-        for look in self._held:
-            self._todo.put(look)
-        self._held.clear()
-
-    def _wait_for(self, look: _Look, step_s: float, *, until_slow: bool = False) -> None:
-        """Wait for an answer; ``until_slow``: or until looks have become slow, so that more threads help."""
-        while not (until_slow and self._is_slow):
-            if look.lock.acquire(timeout=step_s):
-                look.lock.release()
-                return
-            self._while_waiting()
-            if self._monotonic_s() - self._began_s > _FAR_TOO_LONG_S:
-                self._is_slow = True
-
-    def _start_threads(self, most: int) -> None:
-        while len(self._threads) < most:
+    def _start_threads(self, wanted: int) -> None:
+        while self._threads < wanted:
             thread = Thread(target=self._work, name="badcjobs-look-ahead", daemon=True)  # Ctrl-C does not wait for it
             try:
                 thread.start()
             except RuntimeError:  # ulimit -u: continue with the threads that there are
                 if not self._threads:
                     raise
-                self._most = len(self._threads)
                 return
-            self._threads.append(thread)
+            self._threads += 1
 
     def _work(self) -> None:
-        while (look := self._todo.get()) is not None and not self._dismissed:
-            began_s = self._began_s = self._monotonic_s()
+        while (numbered := self._todo.get()) is not None and not self._dismissed:
+            number, question = numbered
             try:
-                look.answer = self._look(look.question)
+                self._done.put((number, self._look(question), None))
             except Exception as error:
-                look.error = error
-            took_s = min(self._monotonic_s() - began_s, _LONGEST_S)
-            self._waited_s = max(0.0, self._waited_s + took_s - _QUICK_S)
-            self._is_slow = self._is_slow or self._waited_s > _SLOW_S
-            look.lock.release()
+                self._done.put((number, None, error))
 
 
 # --- walk -------------------------------------------------------------------------------------------------------------
