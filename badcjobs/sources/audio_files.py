@@ -168,10 +168,10 @@ def look_at(path: str, folders: Sequence[str], read: ReadHeader | None) -> Found
         target = str(Path(place).readlink())
         if _ANNEX in target:
             return _not_fetched(path, Path(place), target)
-        return NoAudio(f"{_BROKEN_LINK} {shown(path)}", missing_at=place)
+        return NoAudio(f"a link to a file that does not exist: {shown(path)}", missing_at=place)
     if ESCAPED.search(path):
         place = next((place for place in places if os.path.lexists(_unescape(place))), places[0])
-        return NoAudio(f"{_NOT_UTF8} {shown(path)}", _rename(place), missing_at=place)
+        return NoAudio(f"a name that is not UTF-8: {shown(path)}", _rename(place), missing_at=place)
     return NoAudio(f"no such file: {shown(path)}", not_found=True, missing_at=places[0])
 
 
@@ -190,7 +190,6 @@ def end_ms_of(header: AudioHeader) -> int | None:
 # --- names that are not UTF-8 -----------------------------------------------------------------------------------------
 
 ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])")  # a byte, see ``escape_bytes``
-_NOT_UTF8 = "a name that is not UTF-8:"
 
 
 def _unescape(path: str) -> str:
@@ -210,8 +209,6 @@ def _rename(place: str) -> str:
 _ANNEX = "/annex/objects/"
 LONGEST_POINTER = 1024  # bytes; no audio file is as short, apart from empty ones
 _KEY_SIZE = re.compile(r"-s(\d{1,18})(?:-[^/]*)?--[^/]*$")  # SHA256E-s5292044--0123….wav
-_NOT_FETCHED = "git-annex has not fetched the content of"
-_BROKEN_LINK = "a link to a file that does not exist:"
 
 
 def read_pointer(place: str) -> str:
@@ -225,27 +222,20 @@ def read_pointer(place: str) -> str:
 
 
 def _not_fetched(path: str, place: Path, key: str) -> NoAudio:
-    problem = NoAudio(f"{_NOT_FETCHED} {shown(path)}", f"{_fetch(place)} .", missing_at=str(place))
+    fix = f"git -C {shell_line(place.parent)} annex get ."
+    problem = NoAudio(f"git-annex has not fetched the content of {shown(path)}", fix, missing_at=str(place))
     if size := _KEY_SIZE.search(key):
         problem.key_bytes = int(size[1])
     return problem
 
 
-def _fetch(place: Path) -> str:
-    return f"git -C {shell_line(place.parent)} annex get"
-
-
 def explain_missing(place: Path) -> str:
     """Describe why a file is not there; for git-annex with the command that fetches it."""
-    if ESCAPED.search(str(place)):
-        return f"{_NOT_UTF8} {place}: {_rename(str(place))}"
-    is_link = place.is_symlink()
-    if (is_link and _ANNEX in str(place.readlink())) or read_pointer(str(place)):
-        # The command is last: tables show only the end of an error.
-        return f"{_NOT_FETCHED} {place}: {_fetch(place)} {shell_line(place.name)}"
-    if is_link:
-        return f"{_BROKEN_LINK} {place}"
-    return f"no such file: {place}"
+    problem = look_at(str(place), (), None)
+    if not isinstance(problem, NoAudio):
+        return f"no such file: {place}"
+    # The command is last: tables show only the end of an error.
+    return f"{problem}: {problem.fix}" if problem.fix else str(problem)
 
 
 class SourceRoot:

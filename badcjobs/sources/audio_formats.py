@@ -10,7 +10,8 @@ from typing import BinaryIO, NamedTuple
 UNKNOWN_SIZE = 0xFFFFFFFF  # did not fit into 32 bits, or was not known when the header was written
 MOST_CHUNKS = 1000  # recorders write a handful; a damaged file could hold millions of empty ones
 _PCM = 1
-CONSTANT_FRAMES = {_PCM, 3, 6, 7, 0xFFFE}  # PCM, float, A-law, µ-law, extensible: every frame has the same size
+_FLOAT = 3
+CONSTANT_FRAMES = {_PCM, _FLOAT, 6, 7, 0xFFFE}  # PCM, float, A-law, µ-law, extensible: every frame has the same size
 _LONGEST_FORMAT = 1024  # bytes; the longest in use has 40
 _BLOCK = 1 << 20
 
@@ -149,8 +150,9 @@ def is_for_ffmpeg(start: bytes) -> bool:
     return _FOR_FFMPEG.match(start) is not None
 
 
-def new_header(kind: int, channels: int, rate_hz: int, sample_bytes: int) -> WavHeader:
+def new_header(channels: int, rate_hz: int, sample_bytes: int, *, is_float: bool) -> WavHeader:
     """Return the header of a new WAV file."""
+    kind = _FLOAT if is_float else _PCM
     frame_bytes = sample_bytes * channels
     bytes_per_s = rate_hz * frame_bytes
     format_chunk = struct.pack("<HHIIHH", kind, channels, rate_hz, bytes_per_s, frame_bytes, 8 * sample_bytes)

@@ -19,9 +19,7 @@ from badcjobs.words import count
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
 REQUIRED = ("recording_id", "chunk_id", "source_path")
-TIMES = ("start_ms", "end_ms")
 OF_A_PLACE = ("region", "latitude", "longitude", "recording_date", "location_name")
-CARRIED = ("overlap_ms", "notes")  # not read, but copied into the manifests of a plan
 # A column that a plan adds, because one shard alone does not show it. "yes": the row is a part of its file, and is cut
 # out. "as 0-30000": the first row of the file, which may be in another shard, had these times and decides.
 CUT = "badcjobs_cut"
@@ -97,31 +95,23 @@ def parse_header(row: Sequence[str], path: Path, mistakes: Mistakes) -> Columns 
     show_header = f"head -n 1 {shell_line(path)}  # expected: {HEADER}"
     missing = [name for name in REQUIRED if name not in names]
     if missing:
-        plural = "s" if len(missing) > 1 else ""
         why = f"its header is {quoted(','.join(names))}"
-        mistakes.add(0, f"lacks the column{plural} {', '.join(missing)}", why=why, fix=show_header)
-    repeated = [name for name in (*REQUIRED, *TIMES) if names.count(name) > 1]
+        mistakes.add(0, f"lacks columns: {', '.join(missing)}", why=why, fix=show_header)
+    repeated = [name for name in (*HEADER.split(","), CUT) if names.count(name) > 1]
     if repeated:
-        mistakes.add(0, f"has more than one column {', '.join(repeated)}", fix=show_header)
+        mistakes.add(0, f"has columns twice: {', '.join(repeated)}", fix=show_header)
     if missing or repeated:
         return None
 
-    positions = {name: names.index(name) for name in (*REQUIRED, *TIMES, *CARRIED, CUT) if name in names}
-    if names.count("sha256") == 1:  # with two columns it is not known which one is right
-        positions["sha256"] = names.index("sha256")
+    positions = {name: names.index(name) for name in (*HEADER.split(","), CUT) if name in names}
     further = [position for position in range(len(names)) if position not in positions.values()]
     return Columns(
         len(names),
         **positions,
         place=tuple((name, names.index(name)) for name in OF_A_PLACE if name in names),
         further=tuple(further),
-        further_names=tuple(_further_name(names[position], position) for position in further),
+        further_names=tuple(names[position] for position in further),
     )
-
-
-def _further_name(name: str, position: int) -> str:
-    """Number a name of ours: a second column sha256 must not become the first one of a combined manifest."""
-    return f"{name} (column {position + 1})" if name in HEADER.split(",") else name
 
 
 class ManifestRow(NamedTuple):
@@ -142,26 +132,18 @@ class ManifestRow(NamedTuple):
 def check_row(fields: Sequence[str], columns: Columns) -> tuple[Times, list[str]]:
     """Return start and end (None: not given) and the mistakes of a row."""
     identity = [fields[columns.recording_id], fields[columns.chunk_id], fields[columns.source_path]]
-    start_text = "" if columns.start_ms is None else fields[columns.start_ms]
-    end_text = "" if columns.end_ms is None else fields[columns.end_ms]
-    try:  # a fast path for nearly all rows
-        start_ms = int(start_text)
-        end_ms = int(end_text)
-        if 0 <= start_ms < end_ms <= _LATEST_MS and all(map(str.strip, identity)):
-            return (start_ms, end_ms), []
-    except ValueError:
-        pass
-
     mistakes = [f"{name} is empty" for name, value in zip(REQUIRED, identity, strict=True) if not value.strip()]
-    times = {}
-    for name, text in (("start_ms", start_text), ("end_ms", end_text)):
+    times = []
+    for name, position in (("start_ms", columns.start_ms), ("end_ms", columns.end_ms)):
         try:
-            times[name] = parse_ms(text)
+            times.append(None if position is None else parse_ms(fields[position]))
         except ValueError as error:
             mistakes.append(f"{name} {error}")
-    start = times.get("start_ms") or 0
-    end = times.get("end_ms")
-    if len(times) == 2 and end is not None and end <= start:
+    if len(times) < 2:
+        return (0, None), mistakes
+    start = times[0] or 0
+    end = times[1]
+    if end is not None and end <= start:
         mistakes.append(f"end_ms {end} is not after start_ms {start}")
     return (start, end), mistakes
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import Any, BinaryIO, NamedTuple, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from badcjobs.sources.audio_formats import (
     FlacInfo,
@@ -81,7 +81,7 @@ class AudioCutter:
             return len(make_head(header, 0)) + max(0, last - first) * header.frame_bytes
         bytes_per_s = _GUESS_BYTES_PER_S
         if isinstance(header, FlacInfo):
-            bytes_per_s = header.rate_hz * header.channels * -(-header.bits // 8)
+            bytes_per_s = header.rate_hz * header.channels * (2 if header.bits <= 16 else 4)
         if end_s == math.inf:
             end_s = self.length_s(source) or 0.0
         return int(max(0.0, end_s - start_s) * bytes_per_s)
@@ -160,11 +160,10 @@ def _copy_wav(source: Path, start_s: float, end_s: float, target: Path) -> None:
 
 
 def _refuse_empty_part(source: Path, header: WavHeader, start_s: float) -> NoReturn:
-    there_s, promised_s = header.length_s, header.promised_s
-    if promised_s - there_s > _SLACK_S and start_s < promised_s:
-        rest = f"the file has {there_s:g} s and nothing after {start_s:g} s"
-        raise NotThere(f"{source} is truncated: its header says {promised_s:g} s, {rest}")
-    raise CannotCut(f"{source} has {there_s:.3f} s of audio and nothing after {start_s:.3f} s")
+    text = f"{source} has {header.length_s:.3f} s of audio and nothing after {start_s:.3f} s"
+    if header.promised_s - header.length_s > _SLACK_S and start_s < header.promised_s:
+        raise NotThere(f"{text}: it is truncated, its header says {header.promised_s:.3f} s")
+    raise CannotCut(text)
 
 
 def write_repeated(source: Path, length_s: float, target: Path) -> None:
@@ -285,43 +284,23 @@ def load_soundfile() -> Any:
     return soundfile
 
 
-class _Samples(NamedTuple):
-    """How decoded samples are written."""
-
-    wav_format: int
-    sample_bytes: int
-    dtype: str  # as they are decoded
-
-
-_SHORT = _Samples(1, 2, "int16")
-_WRITTEN_AS = {"PCM_S8": _SHORT, "PCM_U8": _SHORT, "PCM_16": _SHORT, "PCM_24": _Samples(1, 3, "int32")}
-_FLOAT = _Samples(3, 4, "float32")
+_DECODED_AS = {"PCM_S8": "int16", "PCM_U8": "int16", "PCM_16": "int16", "PCM_24": "int32"}  # all others: float32
 
 
 def _write(audio: Any, frames: int, target: Path) -> None:
     """Write frames that are decoded from now on; our own writing reports errors of the disk, libsndfile's does not."""
-    samples = _WRITTEN_AS.get(audio.subtype, _FLOAT)
-    header = new_header(samples.wav_format, audio.channels, audio.samplerate, samples.sample_bytes)
+    sample_type = _DECODED_AS.get(audio.subtype, "float32")
+    sample_bytes = 2 if sample_type == "int16" else 4
+    header = new_header(audio.channels, audio.samplerate, sample_bytes, is_float=sample_type == "float32")
     written = 0
     with target.open("wb") as out:
         out.write(make_head(header, frames))
         while written < frames:
-            block = bytes(audio.buffer_read(min(_BLOCK, frames - written), dtype=samples.dtype))
+            block = bytes(audio.buffer_read(min(_BLOCK, frames - written), dtype=sample_type))
             if not block:
                 break
-            if samples.sample_bytes == 3:
-                block = _upper_bytes(block)
             out.write(block)
             written += len(block) // header.frame_bytes
-        out.write(b"\0" * (written * header.frame_bytes & 1))
         if written < frames:  # the file is truncated; the workers notice what is missing
             out.seek(0)
             out.write(make_head(header, written))
-
-
-def _upper_bytes(block: bytes) -> bytes:
-    """Return 32-bit samples as 24-bit ones."""
-    short = bytearray(len(block) // 4 * 3)
-    for place in range(3):
-        short[place::3] = block[place + 1 :: 4]
-    return bytes(short)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import posixpath
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -219,32 +218,15 @@ def _listed(many: int, examples: Sequence[str]) -> str:
 # --- lines of text ----------------------------------------------------------------------------------------------------
 
 
-_READ_CHARS = 2**16  # lines are checked together: to check each of a million takes too long
-
-
 def read_lines(path: Path, mistakes: Mistakes) -> Iterator[str]:
     """Yield every line with its line end; a line that is not UTF-8 as ``escape_bytes`` returns it."""
-    return chain.from_iterable(_read_lines(path, mistakes))
-
-
-def _read_lines(path: Path, mistakes: Mistakes) -> Iterator[Iterable[str]]:
     # With "strict" the first invalid byte would end the reading, and later mistakes would not be reported.
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        number = 1
-        while lines := file.readlines(_READ_CHARS):
-            text = "".join(lines)
-            is_text = escape_bytes(text) == text and "\0" not in text
-            yield lines if is_text else _repaired(lines, number, path, mistakes)
-            number += len(lines)
-
-
-def _repaired(lines: Sequence[str], first: int, path: Path, mistakes: Mistakes) -> Iterator[str]:
-    for number, line in enumerate(lines, first):
-        line = escape_bytes(line)
-        if "\0" in line:
-            mistakes.add(number, "has a NUL byte", fix=copy_command(path, "tr -d '\\000'", "< "))
-            line = line.replace("\0", "")
-        yield line
+        for number, line in enumerate(file, 1):
+            if "\0" in line:
+                mistakes.add(number, "has a NUL byte", fix=copy_command(path, "tr -d '\\000'", "< "))
+                line = line.replace("\0", "")
+            yield line if line.isascii() else escape_bytes(line)
 
 
 def with_more(examples: Sequence[str], total: int) -> list[str]:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from badcjobs.errors import BadInput
 from badcjobs.model import NO_CUTTING, Chunk, ChunkKey, Cutting, PlaceCounts, names_place
 from badcjobs.paths import shell_line
 from badcjobs.settings import RunSettings, absolute
-from badcjobs.sources.audio_files import AUDIO_ENDINGS, AUDIO_FORMATS, ReadHeader, is_audio, read_header, search_folders
+from badcjobs.sources.audio_files import AUDIO_FORMATS, ReadHeader, is_audio, read_header, search_folders
 from badcjobs.sources.badc_manifest import Manifest, is_header, split_header
 from badcjobs.sources.folder import AudioList, audio_folder, audio_list, given_audio, read_list
 from badcjobs.sources.mistakes import Mistakes, Remarks, copy_command, quoted, shown
@@ -311,43 +311,17 @@ def note_repeats(sources: Sequence[AudioSource], walk: Walk) -> None:
     examined = set(islice(repeated, _EXAMINED))
     fix = None
     if all(isinstance(source, AudioList) and source.is_folder for source in sources):
-        fix = _list_command(sources)
-    first: dict[ChunkKey, _RowPlace] = {}
-    for number, source in enumerate(sources):
-        walk.mistakes.source = number
+        # In a list, equal names keep their folders.
+        fix = f"find {shell_line(*(folder.name for folder in sources))} -iname '*.wav' -o -iname '*.flac' > recordings.txt"
+    first: dict[ChunkKey, str] = {}
+    for walk.mistakes.source, source in enumerate(sources):
         for line, key in source.identities():
             if hash(key) not in examined:
                 continue
             if key in first:
-                walk.mistakes.add(line, _describe_repeat(key, _RowPlace(number, line), first[key], sources), fix=fix)
+                walk.mistakes.add(
+                    line, f"has the chunk {quoted(Chunk(*key, '', '').name)} again, after {first[key]}", fix=fix
+                )
             else:
-                first[key] = _RowPlace(number, line)
+                first[key] = f"{source.name} line {line}" if line else source.name
     walk.mistakes.add_unseen(sum(times for number, times in repeated.items() if number not in examined))
-
-
-def _list_command(folders: Sequence[AudioSource]) -> str:
-    """Return the command that lists the audio of several folders: in a list, equal names keep their folders."""
-    names = shell_line(*(folder.name for folder in folders))
-    audio = "|".join(ending[1:] for ending in AUDIO_ENDINGS)
-    return f"find {names} | grep -iE '\\.({audio})$' | sort > recordings.txt"
-
-
-class _RowPlace(NamedTuple):
-    source: int
-    line: int  # 0: the source has no lines
-
-
-def _describe_repeat(key: ChunkKey, row: _RowPlace, earlier: _RowPlace, sources: Sequence[AudioSource]) -> str:
-    recording_id, chunk_id = key
-    subject = f"recording {quoted(recording_id)}"
-    if chunk_id != recording_id:
-        subject = f"chunk id {quoted(chunk_id)} of {subject}"
-    source = sources[earlier.source].name
-    where = f"in {source}"
-    if earlier.line:
-        where = f"on line {earlier.line}"
-        if earlier.source != row.source:
-            where += f" of {source}"
-    if not row.line:
-        return f"has {subject}, which is already {where}"
-    return f"{subject} is already {where}"

@@ -6,8 +6,7 @@ wrong --root and a missing folder."""
 
 from __future__ import annotations
 
-import math
-import posixpath
+import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from badcjobs.model import AudioHeader, Chunk, ChunkKey, Fingerprint
-from badcjobs.sources.audio_files import NoAudio, look_at
+from badcjobs.sources.audio_files import NoAudio, locate
 from badcjobs.sources.badc_manifest import NO_COLUMNS, Columns, Look, Manifest, ManifestRow, RowFiles
 from badcjobs.sources.cutter import needs_ffmpeg
 from badcjobs.sources.mistakes import Mistakes, Remarks, shown
@@ -23,7 +22,6 @@ from badcjobs.sources.open import AudioSource, Sources, note_repeats
 from badcjobs.sources.walk import WHOLE, Walk, look_ahead
 
 _MOST_LOOKS = 10_000  # at files of rows with an end, for a plan
-_MOST_FOLDERS = 1000
 
 
 class PlannedRow(NamedTuple):
@@ -52,12 +50,13 @@ class SourceSize:
     unsized: int = 0  # files whose size is not known
     not_here: int = 0  # files whose content git-annex has not fetched
     not_here_total_bytes: int = 0
-    not_here_unknown: int = 0  # of these, those without a length; and their bytes by ending
-    not_here_bytes: Counter[str] = field(default_factory=Counter)
+    not_here_unknown: int = 0  # of these, those without a length; and their bytes
+    not_here_bytes: int = 0
     not_here_fix: str | None = None
-    measured: dict[str, list[float]] = field(default_factory=dict)  # ending → bytes, seconds
+    measured_bytes: int = 0  # of files whose length is known
+    measured_s: float = 0.0
 
-    def add(self, path: str, size_bytes: int | None, length_s: float | None = None) -> None:
+    def add(self, size_bytes: int | None, length_s: float | None = None) -> None:
         """Count one more file."""
         self.files += 1
         if size_bytes is None:
@@ -65,9 +64,8 @@ class SourceSize:
             return
         self.known_bytes += size_bytes
         if length_s:
-            both = self.measured.setdefault(posixpath.splitext(path)[1].lower(), [0.0, 0.0])
-            both[0] += size_bytes
-            both[1] += length_s
+            self.measured_bytes += size_bytes
+            self.measured_s += length_s
 
     @property
     def total_bytes(self) -> int | None:
@@ -76,12 +74,10 @@ class SourceSize:
         return self.known_bytes * self.files // known if known else None
 
     def guessed_s(self) -> float | None:
-        """Return the length of the files that are not here, from their size and the others of their ending, or all."""
-        if not self.not_here_bytes or not self.measured:
+        """Return the length of the files that are not here, from their size and the length of the others."""
+        if not self.not_here_bytes or not self.measured_bytes:
             return None
-        every = [sum(part) for part in zip(*self.measured.values(), strict=True)]
-        by_ending = [(size, *self.measured.get(one, every)) for one, size in self.not_here_bytes.items()]
-        return math.fsum(size * length_s / size_bytes for size, size_bytes, length_s in by_ending)
+        return self.not_here_bytes * self.measured_s / self.measured_bytes
 
 
 @dataclass
@@ -101,7 +97,6 @@ class Surveyor(Walk):
     _known: set[ChunkKey] = field(default_factory=set)
     _folders: Sequence[str] = ()
     _base_of: dict[str, str] = field(default_factory=dict)
-    _usual_base: str = "/"
 
     def takes(self, recording_id: str, chunk_id: str, *, to_cut: bool = False) -> bool:
         """Count one more row, and return whether it is the first one with its identity."""
@@ -129,7 +124,7 @@ class Surveyor(Walk):
         self.remarks.note_file(path, audio_path, header)
         if self.several_sources:
             self.remarks.note_name(audio_path, recording_id)
-        self.size.add(path, found.audio_bytes, None if header.why else header.duration_s)
+        self.size.add(found.audio_bytes, None if header.why else header.duration_s)
         if header.sample_rate_hz:
             self.rates_hz[header.sample_rate_hz] += 1
         elif not header.why and header.duration_s is None and needs_ffmpeg(Path(audio_path)):
@@ -141,7 +136,7 @@ class Surveyor(Walk):
             return False
         if not is_new:
             return True
-        self.size.add(path, error.key_bytes)
+        self.size.add(error.key_bytes)
         if error.key_bytes is None:
             if not self.needs_audio:
                 self.not_there.append(shown(path) if error.not_found else str(error))
@@ -151,7 +146,7 @@ class Surveyor(Walk):
         self.size.not_here_fix = self.size.not_here_fix or error.fix
         if not has_end:
             self.size.not_here_unknown += 1
-            self.size.not_here_bytes[posixpath.splitext(path)[1].lower()] += error.key_bytes
+            self.size.not_here_bytes += error.key_bytes
         return True
 
     def add_missing(self, line: int, text: str, error: NoAudio, row: Chunk, fix: str | None = None) -> Iterator[Chunk]:
@@ -168,23 +163,12 @@ class Surveyor(Walk):
             self._folders = folders
             self._base_of = {}
         folder = path[: path.rfind("/") + 1]
-        if folder in self._base_of:
-            return self._base_of[folder]
-        candidates = ("",) if path.startswith("/") else folders
-        if len(self._base_of) >= _MOST_FOLDERS:
-            return self._usual_base if self._usual_base in candidates else candidates[-1]
-        below = path.removeprefix("./")
-        answer = look_at(path, candidates, None)
-        if not isinstance(answer, NoAudio):
-            base = self._usual_base = answer[0].removesuffix(below)
-        else:
-            if not seen:
-                self.not_there.append(path if answer.not_found else str(answer))
-            base = candidates[-1]
-            if not answer.not_found:
-                base = next((base for base in candidates if base + below == answer.missing_at), base)
-        self._base_of[folder] = base
-        return base
+        if folder not in self._base_of:
+            place = locate(path, folders)
+            if not seen and not os.path.exists(place):  # noqa: PTH110 - a Path for each of many folders is slow
+                self.not_there.append(shown(path))
+            self._base_of[folder] = place.removesuffix(path.removeprefix("./"))
+        return self._base_of[folder]
 
 
 def survey(
@@ -277,7 +261,7 @@ class _ManifestPlan:
         self._was_looked_at = look is not None
         self._base = self.walk.base_of(path, self.manifest.folders, seen=self._was_looked_at)
         if look is None:
-            self.walk.size.add(path, None)
+            self.walk.size.add(None)
 
     def _with_audio(self, planned: PlannedRow, row: ManifestRow, look: Look | None) -> PlannedRow:
         """Add what the row's file says; raise NoAudio."""

@@ -31,7 +31,7 @@ class Shard:
 
     def __post_init__(self) -> None:
         if not 0 <= self.index < self.count:
-            raise _refusal(f"{self.index}/{self.count}", self.count)
+            raise _refusal(str(self))
 
     def takes(self, row_number: int) -> bool:
         return row_number % self.count == self.index
@@ -47,14 +47,13 @@ def parse_shard(text: str) -> Shard:
     """Parse ``2/8``: the third of eight shards."""
     match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text.strip())
     if match is None:
-        raise _refusal(text, 8)
+        raise _refusal(text)
     return Shard(int(match[1]), int(match[2]))
 
 
-def _refusal(text: str, count: int) -> BadInput:
-    last = f"; the last of {count} is {count - 1}/{count}" if count else ""
-    why = f"a shard is I/N, where I counts from 0 and is less than N{last}"
-    return BadInput(f"no such shard: {text!r}", why=why, fix=f"--shard 0/{count or 1}")
+def _refusal(text: str) -> BadInput:
+    why = "a shard is I/N, where I counts from 0 and is less than N: the last of 8 is 7/8"
+    return BadInput(f"no such shard: {text!r}", why=why, fix="--shard 0/8")
 
 
 # --- looking at many files at a time ----------------------------------------------------------------------------------
@@ -131,7 +130,7 @@ class _LookThreads:
             self._todo.put(numbered)
         if questions:
             self._start_threads(1)
-        answers = {}
+        answers: dict[int, tuple[Any, Exception | None]] = {}
         began_s = time.monotonic()
         while len(answers) < len(questions):
             try:

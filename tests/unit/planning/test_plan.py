@@ -347,7 +347,7 @@ NAMES = st.text(st.sampled_from("ab ,\"'\n\ré"), min_size=1, max_size=4).filter
     chunks=st.lists(st.tuples(NAMES, NAMES, st.integers(0, 70_000), st.integers(1, 40_000)), min_size=1, max_size=12,
                     unique_by=lambda row: row[:2]),
     files=st.lists(st.sampled_from(["./long.wav", "own.wav"]), min_size=12, max_size=12),
-    extra=st.sampled_from(["", "observer", "observer,sha256", "badcjobs_cut"]),
+    extra=st.sampled_from(["", "observer", "observer,station", "badcjobs_cut"]),
     minutes=st.sampled_from([11, 15, 60]),
     more=st.sampled_from([(), ("list.txt",), ("other/m.csv",)]),
 )  # fmt: skip
