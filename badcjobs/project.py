@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import tzinfo
 from functools import lru_cache, partial
 from pathlib import Path
@@ -77,8 +77,14 @@ class Project:
 
         An empty FILE means no file. ``trust``: refuse programs in these tables of a file that is not named.
         """
-        files = [word for word in words if is_config_file(word)]
-        keys = dict(_parse_key_value(word) for word in words if not is_config_file(word))
+        files = []
+        keys = {}
+        for word in words:
+            if is_config_file(word):
+                files.append(word)
+            else:
+                key, _, text = word.partition("=")
+                keys[key] = parse_value(text)
         if "" in files:
             return replace(cls.parse({}, keys=keys), word="")
         if len(files) > 1:
@@ -89,8 +95,6 @@ class Project:
             )
         if files:
             file = cwd / files[0].removeprefix(_FOUND)
-            if files[0] in _KEYS and not file.exists():
-                raise BadInput(f"--config {files[0]} has no value", fix=f"--config {files[0]}=VALUE")
         else:
             nearest_file = find_project_file(cwd)
             if nearest_file is None:
@@ -137,13 +141,8 @@ class Project:
 
     @property
     def origin(self) -> str:
-        """The file and the program that it puts before the engine; empty without a file."""
-        if self.file is None:
-            return ""
-        prefix = self.get("run", "engine_prefix")
-        if not prefix:
-            return str(self.file)
-        return f"{self.file}; engine_prefix = {prefix}"
+        """The file; empty without one."""
+        return str(self.file or "")
 
     def get(self, table: str, key: str) -> Any:
         """Return one value; None: not set."""
@@ -205,11 +204,6 @@ def find_project_file(cwd: Path) -> Path | None:
 def is_config_file(word: str) -> bool:
     """Say whether a value of ``--config`` is a file, not a key."""
     return _KEY_VALUE.fullmatch(word) is None
-
-
-def _parse_key_value(word: str) -> tuple[str, Any]:
-    key, _, text = word.partition("=")
-    return key, parse_value(text)
 
 
 def _key_place(table: str, key: str) -> str:
@@ -308,8 +302,7 @@ class _Source:
         limits = AlertLimits(**{part.name: table[part.name] for part in fields(AlertLimits) if part.name in table})
         hooks = AlertHooks(**{part.name: table[part.name] for part in fields(AlertHooks) if part.name in table})
         mistakes += [self._placed("alerts", problem) for problem in (*limits.problems(), *hooks.problems())]
-        integers = {key: float(value) for key, value in asdict(limits).items() if type(value) is int}
-        return replace(limits, **integers), hooks
+        return limits, hooks
 
     def recordings(self, mistakes: list[str]) -> tuple[tuple[NamePattern, ...], tzinfo | None]:
         """Return the patterns and the time zone of the table [recordings]."""

@@ -6,9 +6,9 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from badcjobs.errors import BadInput
 from badcjobs.masking import mask_value, mask_words, write_new_text
@@ -16,14 +16,14 @@ from badcjobs.model import ArrayShape, Billing, Cutting
 from badcjobs.paths import is_there, shell_line
 from badcjobs.project import Project
 from badcjobs.settings import SETTINGS, RunSettings, absolute_paths, option_words, read_toml, to_toml
+from badcjobs.small_files import parse_fields
 from badcjobs.trust import Trust
 
 _OF_ONE_TASK = ("shard", "resume", "retry_failed", "stop_after", "filelist_digest")  # they may differ between tasks
 _PLACES = ("source", "root")
 _RECORDINGS = "[recordings]"
-_MOST_INDICES = 4_000_001  # of an array in Slurm
-_HIGHEST_WEIGHT = 1e9
 _LONGEST_COMMAND = 4000  # characters; about the limit of one line in a terminal
+Noun = TypeVar("Noun", ArrayShape, Billing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ class FrozenRun:
             project = Project.parse(document, text, path)
         except BadInput as error:
             mistakes += (error.why or error.what).splitlines()
-        billing = _parse_billing(document.get("billing"), mistakes)
-        array = _parse_array(document.get("array"), mistakes)
+        billing = _parse_table(Billing, document.get("billing"), "billing", mistakes)
+        array = _parse_table(ArrayShape, document.get("array"), "array", mistakes)
         if mistakes:
             raise BadInput(
                 f"{path} was changed after the first task wrote it",
@@ -138,31 +138,15 @@ class FrozenRun:
         )
 
 
-def _parse_billing(table: Any, mistakes: list[str]) -> Billing | None:
-    """Return the table [billing]; None: there is none, or a mistake."""
+def _parse_table(noun: type[Noun], table: Any, name: str, mistakes: list[str]) -> Noun | None:
+    """Return a table of the file; None: there is none, or a mistake."""
     if table is None:
         return None
-    with suppress(TypeError):  # unknown keys, or not a table
-        billing = Billing(**table)
-        weights = (billing.gpu, billing.memory_gb, billing.cpu)
-        are_numbers = all(type(weight) in (int, float) and 0 <= weight <= _HIGHEST_WEIGHT for weight in weights)
-        if are_numbers and billing.rule in ("max", "sum"):
-            return billing
-    mistakes.append("[billing] must have gpu, memory_gb and cpu, numbers from 0 to 1e9, and rule, max or sum")
-    return None
-
-
-def _parse_array(table: Any, mistakes: list[str]) -> ArrayShape | None:
-    """Return the table [array]; None: there is none, or a mistake."""
-    if table is None:
+    try:
+        return parse_fields(noun, table)
+    except ValueError as error:
+        mistakes.append(f"[{name}] {error}")
         return None
-    with suppress(TypeError):  # unknown or missing keys, or not a table
-        array = ArrayShape(**table)
-        are_numbers = all(type(number) is int and 0 <= number <= _MOST_INDICES for number in astuple(array))
-        if are_numbers and array.step > 0:
-            return array
-    mistakes.append("[array] must have the whole numbers first, step (above 0) and count")
-    return None
 
 
 def _changed_options(values: Mapping[str, Any]) -> Iterator[str]:

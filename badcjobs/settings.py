@@ -456,7 +456,7 @@ def check_values(
         if setting.unset is not None and value == setting.unset:
             values[key] = None
         elif problem := _find_problem(setting, value):
-            mistakes.append(f"{place_of(key)} = {_shown(value)} {problem}")
+            mistakes.append(f"{place_of(key)} = {to_toml(value)} {problem}")
         else:
             values[key] = value
     return values
@@ -476,14 +476,6 @@ def _convert(setting: Setting, value: Any) -> Any:
     if setting.kind == "numbers" and all(type(number) in (int, float) for number in value):
         return tuple(map(float, value))
     return value
-
-
-def _shown(value: Any) -> str:
-    """Return a value for a message: as TOML if possible."""
-    try:
-        return to_toml(value)
-    except TypeError:  # a date
-        return str(value)
 
 
 def _find_problem(setting: Setting, value: Any) -> str | None:
@@ -597,17 +589,16 @@ def _is_path(key: str, text: str) -> bool:
 def absolute(folder: Path, path: str) -> str:
     """Return an absolute path without "..", which leads to the same file.
 
-    A link is followed only if ".." comes after it: resolve() would turn a git-annex link into its key.
+    Links are followed only if there is a "..", and never the last one: resolve() would turn a git-annex link into its
+    key.
     """
     text = str((folder / path).absolute())
     if "/.." not in text:
         return posixpath.normpath(text)
-    parent = "/"
-    for name in text.split("/"):
-        if name == ".." and os.path.islink(parent):  # noqa: PTH114
-            parent = os.path.realpath(parent)
-        parent = posixpath.normpath(posixpath.join(parent, name))
-    return parent
+    parent, name = posixpath.split(text)
+    if name == "..":
+        return os.path.realpath(text)
+    return posixpath.join(os.path.realpath(parent), name)
 
 
 def option_words(values: Mapping[str, Any]) -> Iterator[str]:
@@ -643,7 +634,7 @@ def to_toml(value: Any) -> str:
         return "[" + ", ".join(to_toml(item) for item in value) + "]"
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{to_toml(key)} = {to_toml(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, float) and not math.isfinite(value):
+    if not isinstance(value, str | int | float):  # a date
         return str(value)
     # Strings, numbers, true and false are the same in JSON and TOML, but for one character.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

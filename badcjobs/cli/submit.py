@@ -105,7 +105,7 @@ def submit(
     options = project.make(SubmitSettings, settings, "submit", mistakes)
     how = SubmitFlags(dry_run=dry_run, wait=wait, again=again, json_wanted=json_wanted)
     if project.file is not None and not json_wanted:
-        remark(f"settings: {replace(project, file=Path(shown(project.file))).origin}")
+        remark(f"settings: {shown(project.file)}")
 
     sources = flags.get("source") or project.get("run", "source") or ()
     if sources and is_job_script(sources[0]):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 __all__ = [
     "LEAST_CPUS", "USUAL_MEMORY", "USUAL_WORKERS", "Allocation", "ArrayOrder", "ArrayShape", "AskQueue", "Billing",
@@ -18,6 +18,7 @@ __all__ = [
 
 _TASK_NAME = re.compile(r"(?P<job>.+?)_(?P<index>\d+)\.r(?P<restart>\d+)\.(?P<node>.+?)(\.p(?P<procid>\d+))?")
 _BITS_OF_START = 17
+_MOST_INDICES = 4_000_001  # of an array in Slurm
 
 
 def stable_id(*parts: object) -> int:
@@ -87,6 +88,10 @@ class ArrayShape:
     first: int
     step: int
     count: int
+
+    def __post_init__(self) -> None:
+        if self.first < 0 or self.step < 1 or not 0 <= self.count <= _MOST_INDICES:
+            raise ValueError("first, step and count are not those of an array in Slurm")
 
     @property
     def indices(self) -> range:
@@ -192,7 +197,11 @@ class Billing:
     gpu: float
     memory_gb: float = 0.0
     cpu: float = 0.0
-    rule: Literal["max", "sum"] = "sum"
+    rule: str = "sum"
+
+    def __post_init__(self) -> None:
+        if min(self.gpu, self.memory_gb, self.cpu) < 0 or self.rule not in ("max", "sum"):
+            raise ValueError("the weights must not be negative, and rule must be max or sum")
 
     def per_hour(self, gpus: float, mem_gb: float, cpus: float) -> float:
         """Return the billed units of an hour: the largest of the three parts counts, or their sum."""
@@ -244,8 +253,10 @@ class ArrayOrder:
     @property
     def partition(self) -> str | None:
         """The partition that the options of sbatch name; the merge job also runs there."""
-        named = (option.removeprefix("--partition=") for option in self.extra_sbatch)
-        return next((name for name, option in zip(named, self.extra_sbatch, strict=True) if name != option), None)
+        for option in self.extra_sbatch:
+            if option.startswith("--partition="):
+                return option.removeprefix("--partition=")
+        return None
 
     @property
     def logs(self) -> Path:

@@ -311,8 +311,9 @@ def note_repeats(sources: Sequence[AudioSource], walk: Walk) -> None:
     examined = set(islice(repeated, _EXAMINED))
     fix = None
     if all(isinstance(source, AudioList) and source.is_folder for source in sources):
+        folders = shell_line(*(folder.name for folder in sources))
         # In a list, equal names keep their folders.
-        fix = f"find {shell_line(*(folder.name for folder in sources))} -iname '*.wav' -o -iname '*.flac' > recordings.txt"
+        fix = f"find {folders} -iname '*.wav' -o -iname '*.flac' > recordings.txt"
     first: dict[ChunkKey, str] = {}
     for walk.mistakes.source, source in enumerate(sources):
         for line, key in source.identities():
