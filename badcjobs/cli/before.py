@@ -332,7 +332,6 @@ def _document(end: ProbeEnd) -> dict[str, Any]:
         "version": 1,
         "exit_code": end.exit_code,
         "store": str(end.store),
-        "set_aside": None if end.aside is None else str(end.aside),
         "gpus": [_probe_document(probed) for probed in end.probes],
         "problems": [{"what": problem.what, "why": problem.why, "fix": problem.fix} for problem in end.problems],
         "notes": list(end.notes),

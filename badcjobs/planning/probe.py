@@ -67,7 +67,6 @@ class ProbeEnd(NamedTuple):
     exit_code: int
     probes: tuple[Probed, ...]
     store: Path
-    aside: Path | None = None  # where a damaged file was put
     problems: tuple[BadcjobsError, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -87,11 +86,11 @@ def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
         if traits_of(settings.engine).simulates_memory and settings.simulate is not None:
             settings = replace(settings, engine_args=(*settings.engine_args, f"--ledger={work_folder / 'memory'}"))
         engine = make_engine(settings, world, task_mark(allocation, world), grant)
-        store, aside = open_store(order, world)
+        store = open_store(order, world)
         searches = list(make_searches(order, grant, engine, allocation.cpus or world.cores, store))
         if all(search.is_over for search in searches):
             notes = ("already known; --again repeats the trials",)
-            return ProbeEnd(ExitCode.DONE, tuple(search.keep() for search in searches), store.file, aside, notes=notes)
+            return ProbeEnd(ExitCode.DONE, tuple(search.keep() for search in searches), store.file, notes=notes)
 
         now_ms = world.clock.now_ms()
         left_s = order.most_s
@@ -102,12 +101,10 @@ def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
             notes_before = note_other_users(records, grant)
             bench = Bench(records, engine, sounds, world.clock)
             run_trials(bench, world, searches, until_s=world.clock.monotonic_s() + left_s)
-        return _conclude(searches, world.stop, store.file, aside, notes_before)
+        return _conclude(searches, world.stop, store.file, notes_before)
 
 
-def _conclude(
-    searches: Sequence[ModelSearch], stop: StopRequest, store: Path, aside: Path | None, notes_before: list[str]
-) -> ProbeEnd:
+def _conclude(searches: Sequence[ModelSearch], stop: StopRequest, store: Path, notes_before: list[str]) -> ProbeEnd:
     """Return what the searches have found, and whether all of them are finished."""
     problems = not_none(search.problem for search in searches)
     notes = [*notes_before, *not_none(search.host_note for search in searches)]
@@ -117,7 +114,7 @@ def _conclude(
         by_hand = stop.ended_by is signal.SIGINT
         exit_code = exit_code or (128 + signal.SIGINT if by_hand else int(ExitCode.RUN_ME_AGAIN))
     probes = tuple(search.probed for search in searches)
-    return ProbeEnd(exit_code, probes, store, aside, tuple(problems), tuple(notes))
+    return ProbeEnd(exit_code, probes, store, tuple(problems), tuple(notes))
 
 
 def make_work_folder(allocation: Allocation) -> tempfile.TemporaryDirectory[str]:
@@ -141,14 +138,14 @@ def find_grant(settings: RunSettings, world: World) -> Grant:
     return Grant(grant.devices[: settings.max_gpus], grant.why)
 
 
-def open_store(order: ProbeOrder, world: World) -> tuple[ProbeStore, Path | None]:
+def open_store(order: ProbeOrder, world: World) -> ProbeStore:
     """Return the file that results are kept in; refuse --out that cannot be written before hours of trials."""
     file = order.store or default_store(world.environ)
     if file is None:
         raise BadInput("there is no folder for the result", why="HOME is not set", fix="--out probe.toml")
     store = ProbeStore(world.cwd / file)
     try:
-        return store, store.open()
+        store.open()
     except OSError as error:
         if order.store is None:
             text = "%s cannot be written: %s; the result is kept in ./%s; %s"
@@ -159,6 +156,7 @@ def open_store(order: ProbeOrder, world: World) -> tuple[ProbeStore, Path | None
             why=error.strerror or str(error),
             fix="--out RUN/probe.toml   (in the folder of a run, which finds it there)",
         ) from error
+    return store
 
 
 def make_searches(

@@ -195,7 +195,6 @@ class PieceRun:
     pieces: int
     cutter: AudioCutter
     folder: Path
-    piece_s: float = 0.0  # the length of the current piece
     started_at_ms: int | None = None  # None: no piece was started
     problem: CannotCut | OSError | None = None  # why a piece could not be cut
 
@@ -204,7 +203,6 @@ class PieceRun:
         done: list[tuple[Stretch, ChunkResult]] = []
         for stretch in plan_pieces(self.audio_s, self.pieces):
             start_s, end_s = stretch
-            self.piece_s = end_s - start_s
             try:
                 piece = self._cut(start_s, end_s)
             except (CannotCut, OSError) as problem:

@@ -87,17 +87,15 @@ class AudioSteps:
         stager.stop()
         if not self._started and not stager.cut_late:
             return
-        failed_copies = str(stager.failed_copies)
-        if stager.last_failure:
-            failed_copies += f": {stager.last_failure}"
         log.info(
-            "staging: chunks read from copies on this node: %d (%.1f MB), read in place: %d,"
-            " cut on demand: %d; failed copies: %s",
+            "staging: chunks read from copies on this node: %d (%.1f MB), read in place: %d, cut on demand: %d,"
+            " failed copies: %d %s",
             stager.staged,
             stager.staged_bytes / 1e6,
             stager.from_source,
             stager.cut_late,
-            failed_copies,
+            stager.failed_copies,
+            stager.last_failure or "",
         )
 
     def _learn(self, model: str, limit: MemoryLimit) -> None:
@@ -231,12 +229,9 @@ class SessionFeed:
             started_at_ms = self._clock.now_ms()
             try:
                 copy = self._stager.take(chunk)
-            except OSError as problem:
-                error_class = fault_of_node(problem, self._stager.folder) or policy.BAD_AUDIO
-                why = f"{describe_audio(chunk)} cannot be cut out: {problem.strerror or problem}"
-                self._unavailable.append(self._failure(chunk, started_at_ms, error_class, why))
-            except CannotCut as problem:
-                self._unavailable.append(self._failure(chunk, started_at_ms, _class_of(problem), str(problem)))
+            except (OSError, CannotCut) as problem:
+                error_class = self._class_of(problem) or policy.BAD_AUDIO
+                self._unavailable.append(self._failure(chunk, started_at_ms, error_class, str(problem)))
             else:
                 self._in_hand[chunk.key] = _Handed(chunk, copy)
                 staged.append(copy)
@@ -262,7 +257,7 @@ class SessionFeed:
             result = name_fault(result)
         # A truncated recording has less audio than the chunk's times imply.
         lengths_s = [audio_s for audio_s in (result.audio_s, original.audio_s) if audio_s is not None]
-        result = self._note(result, min(lengths_s, default=None), self._way, "and cannot be cut into pieces")
+        result = self._note(result, min(lengths_s, default=None), self._way)
         self._started.pop(original.key, None)
         return result
 
@@ -275,39 +270,28 @@ class SessionFeed:
 
     # --- device memory --------------------------------------------------------------------------------------------
 
-    def _note(self, result: ChunkResult, audio_s: float | None, way: Way, smallest: str) -> ChunkResult:
+    def _note(self, result: ChunkResult, audio_s: float | None, way: Way) -> ChunkResult:
         """Record whether a chunk fitted; extend the error if there is no way left to process it."""
         key = result.chunk.key
         if result.ok:
             self._limits.note_success(self._model, key, audio_s, way)
-            return result
-        if result.error_class != policy.OUT_OF_MEMORY or not result.charged:
-            self._limits.note_other_failure(key)
-            return result
-        self._note_out_of_memory(result.chunk, audio_s, way)
-        if Circumstance.SMALLEST_WAY not in self._limits.circumstances(key):
-            return result
-        return replace(result, error=f"{result.error}\nit does not fit into device memory, {smallest}")
+        elif result.error_class == policy.OUT_OF_MEMORY and result.charged:
+            self._note_out_of_memory(result.chunk, audio_s, way)
+            if Circumstance.SMALLEST_WAY in self._limits.circumstances(key):
+                return replace(result, error=f"{result.error}\nno way to process it needs less device memory")
+        return result
 
     def _note_break(
         self, broken: SessionBroken, suspects: Sequence[Chunk], way: Way, audio_s: float | None = None
     ) -> None:
-        """Record what a broken session shows about the chunks in it."""
-        if broken.at_start:
-            return
-        if broken.error_class != policy.OUT_OF_MEMORY:
-            for chunk in suspects:
-                self._limits.note_other_failure(chunk.key)
-        elif len(suspects) == 1:  # with several it is unknown which one it was
+        """Record that a chunk broke the session by its memory; with several it is unknown which one it was."""
+        if broken.error_class == policy.OUT_OF_MEMORY and not broken.at_start and len(suspects) == 1:
             self._note_out_of_memory(suspects[0], audio_s or suspects[0].audio_s, way)
 
     def _note_out_of_memory(self, chunk: Chunk, audio_s: float | None, way: Way) -> None:
-        """Record that a chunk did not fit; with several in progress the longest of them counts."""
         if not audio_s and not chunk.is_cut:
             audio_s = self._cutter.length_s(Path(chunk.audio_path))
-        lengths_s = [started.audio_s for started in self._started.values() if started.audio_s is not None]
-        beside_s = max(lengths_s, default=None)
-        self._limits.note_out_of_memory(self._model, chunk.key, audio_s, way, beside_s=beside_s)
+        self._limits.note_out_of_memory(self._model, chunk.key, audio_s, way)
 
     # --- chunks in pieces -----------------------------------------------------------------------------------------
 
@@ -320,8 +304,7 @@ class SessionFeed:
                         self._in_pieces = True
                     yield event
                 else:
-                    smallest = f"in pieces of {run.piece_s:.0f} s, the smallest possible"
-                    yield self._note(event, audio_s, way, smallest)
+                    yield self._note(event, audio_s, way)
         except SessionBroken as broken:
             self._note_break(broken, [chunk], way, audio_s)
             at_start = broken.at_start and run.started_at_ms is None  # not if a piece was processed before
@@ -334,32 +317,28 @@ class SessionFeed:
                 if self._stopped:
                     self._session.interrupt()
         if run.problem is not None:
-            yield from self._process_uncut(run, run.problem)
+            yield self._fail_uncut(run, run.problem)
 
-    def _process_uncut(self, run: PieceRun, problem: CannotCut | OSError) -> Iterator[ChunkEvent]:
-        """Give audio that cannot be cut to the engine in one piece; if that has failed before, the chunk fails."""
-        error_class = fault_of_node(problem, self._folder) if isinstance(problem, OSError) else None
-        was_tried = run.started_at_ms is not None or self._limits.circumstances(run.chunk.key)
-        if error_class is None and not was_tried:
-            yield from self._process_whole([run.chunk], nothing_more)
-            return
-
-        error = f"no piece of it can be written: {problem}"
+    def _fail_uncut(self, run: PieceRun, problem: CannotCut | OSError) -> ChunkResult:
+        """Return the failure of a chunk that does not fit and cannot be cut, unless the node is at fault."""
+        error_class = self._class_of(problem) if isinstance(problem, OSError) else None
         if error_class is None:
             self._limits.note_out_of_memory(self._model, run.chunk.key, None, LEAN)
             error_class = policy.OUT_OF_MEMORY
-            error = f"it does not fit into device memory, and cannot be cut into pieces: {problem}"
+        error = f"it does not fit into device memory, and cannot be cut into pieces: {problem}"
         started_at_ms = self._clock.now_ms() if run.started_at_ms is None else run.started_at_ms
-        yield self._failure(run.chunk, started_at_ms, error_class, error)
+        return self._failure(run.chunk, started_at_ms, error_class, error)
 
     def _failure(self, chunk: Chunk, started_at_ms: int, error_class: str, error: str) -> ChunkResult:
         ended_at_ms = self._clock.now_ms()
         return name_fault(ChunkResult(chunk, started_at_ms, ended_at_ms, error_class=error_class, error=error))
 
-
-def _class_of(problem: CannotCut) -> str:
-    if isinstance(problem, NoDecoder):
-        return policy.NO_PROGRAM
-    if isinstance(problem, NotThere):
-        return policy.MISSING_AUDIO
-    return policy.BAD_AUDIO
+    def _class_of(self, problem: CannotCut | OSError) -> str | None:
+        """Return why audio cannot be cut out; None: neither a decoder nor a file is missing, and the node is sound."""
+        if isinstance(problem, OSError):
+            return fault_of_node(problem, self._stager.folder) or fault_of_node(problem, self._folder)
+        if isinstance(problem, NoDecoder):
+            return policy.NO_PROGRAM
+        if isinstance(problem, NotThere):
+            return policy.MISSING_AUDIO
+        return None

@@ -27,7 +27,6 @@ from badcjobs.settings import RunSettings, parse_toml
 from badcjobs.settings import to_toml as in_toml
 from badcjobs.small_files import parse_fields, read_optional, read_small
 from badcjobs.store.atomic_write import replace_text
-from badcjobs.store.merge import damaged_name
 from badcjobs.version import __version__
 from badcjobs.workers.memory_limits import MemoryLimit, model_of
 
@@ -206,9 +205,7 @@ def describe_readers(store: Path, environ: Mapping[str, str]) -> str:
     cached = default_store(environ)
     if cached is not None and os.path.realpath(store) == os.path.realpath(cached):
         return "later runs read it"
-    if store.name == STORE:
-        return f"runs with --out {shell_line(store.parent)} read it"
-    return f"badcjobs plan --from FILE reads it; a run reads OUT/{STORE}, not this file"
+    return f"runs with --out {shell_line(store.parent)} read it if its name is {STORE}"
 
 
 def read_probes(file: Path) -> list[Probed]:
@@ -261,35 +258,22 @@ class ProbeStore:
 
     file: Path
 
-    def open(self) -> Path | None:
-        """Make sure that the file can be read and written; return the new name of a damaged file, or None.
+    def open(self) -> None:
+        """Make sure that the file can be read and written.
 
         A new file is created with its first entry: a probe without a result leaves no file.
-        Raise BadInput if the file is not from a probe, OSError if it cannot be written.
+        Raise BadInput if the file is damaged or not from a probe, OSError if it cannot be written.
         """
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self._locked():
             try:
                 self._write(read_probes(self.file))
             except ValueError as error:
-                self._refuse_others(error)
-                aside = damaged_name(self.file)
-                log.warning("%s is damaged (%s); renamed to %s", self.file, error, aside.name)
-                self.file.rename(aside)
-                replace_text(self.file, to_toml([]))
-                return aside
-        return None
-
-    def _refuse_others(self, error: ValueError) -> None:
-        """Refuse to rename a file that is not ours: neither by its name nor by its beginning."""
-        begin = read_small(self.file)[: len(_HEAD)]
-        if self.file.name == STORE or not begin or begin.startswith(_HEAD[:30].encode()):
-            return
-        raise BadInput(
-            f"--out {self.file} is not a probe file",
-            why=f"the file exists, and badcjobs probe did not write it ({error})",
-            fix=f"the same command with --out {STORE}",
-        ) from error
+                raise BadInput(
+                    f"{self.file} is damaged, or not from badcjobs probe",
+                    why=str(error),
+                    fix=f"mv {shell_line(self.file)} {shell_line(self.file)}.damaged",
+                ) from error
 
     def find(self, key: ProbeKey) -> Probed:
         """Return the entry with this key, or an empty one."""
@@ -297,17 +281,10 @@ class ProbeStore:
         return entries.get(key, Probed(key))
 
     def put(self, new: Probed) -> None:
-        """Replace the entry with the same key; an entry without trials is removed.
-
-        If another probe has finished this key in the meantime, an unfinished entry does not replace it.
-        """
+        """Replace the entry with the same key; an entry without trials is removed."""
         with self._locked():
             entries = {probed.key: probed for probed in read_probes(self.file)}
-            old = entries.pop(new.key, Probed(new.key))
-            # An entry whose trials are a subset of the new ones is an earlier state of this probe.
-            is_of_another = old.finished and not set(old.trials) <= set(new.trials)
-            if is_of_another and new.trials and not new.finished:
-                return
+            entries.pop(new.key, None)
             if new.trials:
                 entries[new.key] = new
             self._write(list(entries.values()))

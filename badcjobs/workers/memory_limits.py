@@ -93,19 +93,13 @@ class MemoryLimits:
             return set()
         return {Circumstance.SMALLEST_WAY if failure.is_smallest else Circumstance.SMALLER_WAY}
 
-    def note_out_of_memory(
-        self, model: str, key: ChunkKey, audio_s: float | None, way: Way, *, beside_s: float | None = None
-    ) -> None:
-        """Record that a chunk did not fit; ``beside_s``: the longest audio in the engine at that moment.
-
-        ``audio_s`` None: its length is not known, or it cannot be cut.
-        """
+    def note_out_of_memory(self, model: str, key: ChunkKey, audio_s: float | None, way: Way) -> None:
+        """Record that a chunk did not fit; ``audio_s`` None: its length is not known, or it cannot be cut."""
         with self._lock:
             failure = self._failures.setdefault(key, _OutOfMemory(model))
             failure.model = model
             if not way.lean:
-                lengths_s = [length_s for length_s in (audio_s, beside_s) if length_s is not None]
-                failure.crowded_s = _shorter(failure.crowded_s, max(lengths_s, default=None))
+                failure.crowded_s = _shorter(failure.crowded_s, audio_s)
                 failure.way = LEAN
                 failure.is_smallest = False
                 return
@@ -120,14 +114,6 @@ class MemoryLimits:
             if pieces is not None:
                 failure.way = Way(lean=True, pieces=pieces)
                 failure.is_smallest = False
-
-    def note_other_failure(self, key: ChunkKey) -> None:
-        """Record that a chunk failed for another reason too: it gives no limit."""
-        with self._lock:
-            failure = self._failures.get(key)
-            if failure is not None:
-                failure.crowded_s = None
-                failure.alone_s = None
 
     def note_success(self, model: str, key: ChunkKey, audio_s: float | None, way: Way) -> None:
         """Record that a chunk was done; after a try with less memory, keep the limits that its failures give."""

@@ -145,10 +145,15 @@ def test_each_model_has_its_limit_which_is_kept_and_a_later_run_cuts_what_is_too
     assert why.startswith("found by badcjobs probe: audio of ")
 
 
-def test_a_probe_that_is_stopped_or_killed_goes_on_where_it_was_and_a_damaged_file_is_set_aside(site):
+def test_a_probe_that_is_stopped_or_killed_goes_on_where_it_was_and_a_damaged_file_is_refused(site):
     file, half = site.folder / "mine.toml", to_toml([])[:-5]
-    file.write_text(half)
     arguments = (*DEMO, *cards(site, ("Big", 500)), "--no-emit-gpu-telemetry")
+    file.write_text(half)
+    assert_refused(
+        probe(site, *arguments, more=("--out", file)).wait(), 2, "is damaged, or not from badcjobs probe", "mv "
+    )
+    assert file.read_text() == half
+    file.unlink()
     known = set()
     for signum, exit_code in ((signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)):
         program = probe(site, *arguments, more=("--out", file, "--json"))
@@ -163,7 +168,6 @@ def test_a_probe_that_is_stopped_or_killed_goes_on_where_it_was_and_a_damaged_fi
         if signum == signal.SIGINT:
             assert "stopped by SIGINT; the trials are stored" in stopped.json["notes"][0]
             assert not list(site.local.iterdir())
-            assert Path(stopped.json["set_aside"]).read_text() == half
     done = probe(site, *arguments, more=("--out", file, "--json")).wait()
     assert done.exit_code == 0, done.stderr
     named = probe(site, *arguments, more=("--out", "mine.toml")).wait().stdout.splitlines()[-1]

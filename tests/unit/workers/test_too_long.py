@@ -110,12 +110,10 @@ def happen(limits, deed):
     verb, name, *words = deed.split()
     key = ("r", name)
     if verb == "oom":
-        on, beside_s = (words[-1] if one in words else None for one in ("on", "beside"))
-        limits.note_out_of_memory(on or V100, key, seconds(words[0]), WAYS[words[1]], beside_s=seconds(beside_s or "-"))
+        on = words[-1] if "on" in words else V100
+        limits.note_out_of_memory(on, key, seconds(words[0]), WAYS[words[1]])
     elif verb == "fits":
         limits.note_success(V100, key, seconds(words[0]), WAYS[words[1]])
-    elif verb == "fails":
-        limits.note_other_failure(key)
     else:
         limits.note_out_of_memory(V100, key, None, WAYS["lean"])
 
