@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shlex
+import re
 import shutil
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -34,7 +35,6 @@ log = logging.getLogger(__name__)
 VERSION_NEEDED = "2.3"
 WORKER = Path(__file__).with_name("hawkears_worker.py")
 _GIVE_PYTHON = "badcjobs run … --hawkears-python /path/to/the/venv/of/hawkears/bin/python"
-_QUERY_TRIES = 3
 _CACHES = {
     "NUMBA_CACHE_DIR": "numba-cache",
     "MPLCONFIGDIR": "matplotlib-cache",
@@ -43,8 +43,8 @@ _CACHES = {
     "PYTORCH_KERNEL_CACHE_PATH": "torch-kernels-cache",
 }
 _NO_THREADS = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}  # Arrow's allocator starts one when it is loaded
-_MOST_PARENTS = 3
 _THREADS = "OMP_NUM_THREADS"
+_THREADS_OPTION = "--threads"
 _DEFAULT_THREADS = 3  # the default of HawkEars
 _MOST_OMP_THREADS = 4  # more threads only compete for the cores
 _CORES_TO_SPARE = 3  # with fewer cores per HawkEars thread, OpenMP threads slow each other down
@@ -91,7 +91,7 @@ def make_engine(request: EngineRequest) -> HawkEarsEngine:
     if settings.workers_wanted is None and not request.allow_cpu:
         environ.pop(_THREADS, None)  # a job script may set as many threads as the job has cores
     return HawkEarsEngine(
-        replace(start, environ=environ, args=with_absolute_paths(start.args, request.cwd)),
+        replace(start, environ=environ, args=with_absolute_paths(split_options(start.args), request.cwd)),
         python,
         request.cwd / (settings.hawkears_root or ""),
         allow_cpu=request.allow_cpu,
@@ -115,9 +115,7 @@ class HawkEarsEngine:
     name: str = field(default="hawkears", init=False)
     release: str | None = field(default=None, init=False)  # found by ``check``
     _parent: ForkParent | None = field(default=None, init=False)
-    _parents: int = field(default=0, init=False)  # started so far
-    _facts: Mapping[str, Any] = field(default_factory=dict, init=False)  # what the last one has answered
-    _how_started: str = field(default="", init=False)  # for the log; "": it is logged
+    _facts: Mapping[str, Any] = field(default_factory=dict, init=False)  # what it has answered
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     @property
@@ -172,7 +170,7 @@ class HawkEarsEngine:
     def _fork_early(self, args: Sequence[str]) -> None:
         """Start the process that forks workers, which answers more than a query; ``open`` does it where this cannot."""
         caches = user_cache(self.start.environ)
-        if not self.forks or self.allow_cpu or caches is None or why_not_writable(caches):
+        if not self.forks or caches is None or why_not_writable(caches):
             return  # only ``open`` knows another folder for caches
         plan = WorkerPlan(slot=0, device=None, device_id=None, threads=1)
         self._find_parent(hawkears_environment(self.start.environ, plan, args, caches))
@@ -199,7 +197,6 @@ class HawkEarsEngine:
         env = hawkears_environment(self.start.environ, plan, args, scratch)
         while True:
             parent = self._find_parent(env)
-            self._log_how_started()
             try:
                 return StreamSession(
                     self.start,
@@ -214,31 +211,20 @@ class HawkEarsEngine:
                     parent=parent,
                 )
             except ParentGone as error:
-                self._forget_parent(parent, error)
+                self._stop_forking(str(error))
 
     def _options(self, args: Sequence[str]) -> list[str]:
         """Return the options for our worker program."""
         return [PLACES, *args] if self.start.places else list(args)
 
-    def _log_how_started(self) -> None:
-        """Log once how workers are started; ``check`` runs before the task has its log."""
-        with self._lock:
-            text = self._how_started
-            self._how_started = ""
-        if text:
-            log.info("%s", text)
-
-    def _forget_parent(self, parent: ForkParent | None, error: ParentGone) -> None:
-        """Forget a parent that has ended; the thread of another worker may have noticed it before."""
-        with self._lock:
-            if self._parent is not parent:
-                return
+    def _stop_forking(self, why: str) -> None:
+        if self.forks:
+            self.forks = False
             self._parent = None
-        if self._parents < _MOST_PARENTS:
-            log.warning("another process to fork workers is started: %s", error)
+            log.info("workers are started one by one, not forked: %s", why)
 
     def _find_parent(self, env: Mapping[str, str]) -> ForkParent | None:
-        """Return the process that forks workers, a new one if it has ended; None: start them one by one."""
+        """Return the process that forks workers; None: start them one by one."""
         with self._lock:
             if not self.forks:
                 return None
@@ -246,9 +232,7 @@ class HawkEarsEngine:
             if why is None and self._parent is None:
                 why = self._start_parent(env)
             if why is not None:
-                self.forks = False
-                self._parent = None
-                self._how_started = f"workers are started one by one, not forked: {why}"
+                self._stop_forking(why)
             return self._parent
 
     def _why_not_forked(self, env: Mapping[str, str]) -> str | None:
@@ -258,13 +242,10 @@ class HawkEarsEngine:
             return "--engine-prefix is set"
         if env[_THREADS] != "1":  # libraries count their threads when they are loaded, in the parent
             return f"{_THREADS} is {env[_THREADS]}"
-        if self._parent is None and self._parents == _MOST_PARENTS:
-            return f"{_MOST_PARENTS} processes that forked them have ended"
         return None
 
     def _start_parent(self, env: Mapping[str, str]) -> str | None:
         """Start the process that forks workers; return why workers cannot be forked from it."""
-        self._parents += 1
         python = find_python(self.python, self.start)
         options = self._options(self.start.args)
         limit_s = self.hang_timeout.start_s
@@ -281,8 +262,10 @@ class HawkEarsEngine:
         except (ParentGone, OSError) as error:
             return str(error)
         self._facts = self._parent.facts
-        self._how_started = f"workers are forked from process {self._parent.pid}, which has imported HawkEars"
-        return self._facts.get("unfit") or self._facts.get("error")
+        why = self._facts.get("unfit") or self._facts.get("error")
+        if why is None:
+            log.info("workers are forked from process %d, which has imported HawkEars", self._parent.pid)
+        return why
 
 
 # --- the Python of HawkEars -------------------------------------------------------------------------------------------
@@ -307,22 +290,14 @@ def find_python(python: str | None, start: EngineStart) -> str:
 
 
 def python_of(script: Path) -> str | None:
-    """Return the Python that runs a script made by pip, from its first lines; None: it is not such a script."""
-    try:
-        with script.open("rb") as file:
-            first, second, *_ = [*file.read(2048).decode(errors="replace").split("\n"), ""]
-    except OSError:
-        return None
-    if not first.startswith("#!"):
-        return None
-    command = first.removeprefix("#!").split()
-    if command and command[0].endswith("/sh") and second.startswith("'''exec' "):
-        command = shlex.split(second.removeprefix("'''exec' "))  # pip writes a long path, or one with spaces, like this
-    elif command and command[0].endswith("/env"):
-        command = [word for word in command[1:] if not word.startswith("-")]
-    if command and "python" in Path(command[0]).name:
-        return command[0]
-    return None
+    """Return the Python in the first line of a script of pip, else the one beside it; None: there is none."""
+    with suppress(OSError), script.open("rb") as file:
+        first_line = file.readline(2048).decode(errors="replace")
+        named = re.match(r"#!\s*(?:/\S*/env\s+(?:-\S+\s+)*)?(\S*python[^\s/]*)(?:\s|$)", first_line)
+        if named:
+            return named[1]
+    beside = script.with_name("python")
+    return str(beside) if beside.exists() else None
 
 
 def query_hawkears(
@@ -330,15 +305,12 @@ def query_hawkears(
 ) -> Mapping[str, Any]:
     """Let HawkEars' own command line parse the options; return its versions or, without them, its error message."""
     argv = [*python, str(WORKER), "--probe", *options]
-    for _ in range(_QUERY_TRIES):
-        try:
-            done = subprocess.run(argv, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=limit_s)
-        except subprocess.TimeoutExpired as error:
-            raise slow_start(python[-1], limit_s) from error
-        except OSError as error:
-            return {"error": str(error)}
-        if done.returncode >= 0:  # negative: killed by a signal, so try again
-            break
+    try:
+        done = subprocess.run(argv, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=limit_s)
+    except subprocess.TimeoutExpired as error:
+        raise slow_start(python[-1], limit_s) from error
+    except OSError as error:
+        return {"error": str(error)}
     lines = done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"]
     answer = {"error": lines[-1]}
     for line in done.stdout.splitlines():
@@ -362,39 +334,28 @@ def slow_start(python: str, limit_s: float) -> SlowStart:
 # --- arguments and environment ----------------------------------------------------------------------------------------
 
 
-def _option_of(arg: str) -> str:
-    """Return the name of an option: of --name=value, or of a letter with its value attached."""
-    return arg.partition("=")[0] if arg.startswith("--") else arg[:2]
+def split_options(args: Sequence[str]) -> list[str]:
+    """Return options with each value as a word of its own: ``--name=value`` becomes ``--name value``."""
+    words = []
+    for arg in args:
+        words += arg.split("=", 1) if arg.startswith("--") else [arg]
+    return words
 
 
 def refuse_arguments(start: EngineStart, reserved: Sequence[str]) -> None:
-    """Refuse options that badcjobs sets itself."""
-    wrong = [arg for arg in start.args if _option_of(arg) in reserved]
-    if any(arg.startswith("--filelist") for arg in wrong):
-        raise BadInput(
-            "--engine-arg --filelist cannot be used: --filelist is an option of run",
-            why="badcjobs gives each chunk the place and the date of its recording",
-            fix="badcjobs run … --filelist FILE",
-        )
+    """Refuse options that badcjobs sets itself; a letter may have its value attached."""
+    wrong = [word for word in start.args if word in reserved or word[:2] in reserved]
     if wrong:
         raise BadInput(
             f"--engine-arg {' '.join(wrong)} cannot be used with this engine",
-            why="badcjobs sets HawkEars' input and output itself, and reads its messages",
+            why="badcjobs sets HawkEars' input and output itself, reads its messages, and has its own --filelist",
             fix="remove it; options such as --region, --date, --min_score and --threads are allowed",
         )
 
 
-def with_absolute_paths(args: Sequence[str], cwd: Path) -> list[str]:
+def with_absolute_paths(words: Sequence[str], cwd: Path) -> list[str]:
     """Return HawkEars' options with absolute paths, because it runs in its own folder."""
-    absolute = []
-    for before, word in pairwise(["", *args]):
-        name, equals, value = word.partition("=")
-        if before in _FILES:
-            word = str(cwd / word)
-        elif name in _FILES and equals:
-            word = f"{name}={cwd / value}"
-        absolute.append(word)
-    return absolute
+    return [str(cwd / word) if before in _FILES else word for before, word in pairwise(["", *words])]
 
 
 def hawkears_environment(
@@ -429,31 +390,22 @@ def why_not_writable(folder: Path) -> str:
     return "" if os.access(folder, os.W_OK) else "it is read-only here"
 
 
-def sized_arguments(extra_args: Sequence[str], plan: WorkerPlan) -> list[str]:
+def sized_arguments(words: Sequence[str], plan: WorkerPlan) -> list[str]:
     """Return HawkEars' options with a number of threads that fits the worker's cores, unless the user has set it.
 
     A thread keeps two cores busy: while it waits for the device, the next recording is decoded. A lean worker always
     has one thread, because each thread loads its own models.
     """
-    kept = [
-        word for before, word in pairwise(["", *extra_args]) if before != "--threads" and not _is_threads_option(word)
-    ]
-    if plan.lean:
-        return [*kept, "--threads", "1"]
-    if len(kept) < len(extra_args):
-        return list(extra_args)
-    threads = min(_DEFAULT_THREADS, max(1, (plan.threads + 1) // 2))
-    return [*kept, "--threads", str(threads)]
+    if _THREADS_OPTION in words and not plan.lean:
+        return list(words)
+    threads = 1 if plan.lean else min(_DEFAULT_THREADS, max(1, (plan.threads + 1) // 2))
+    kept = [word for before, word in pairwise(["", *words]) if _THREADS_OPTION not in (before, word)]
+    return [*kept, _THREADS_OPTION, str(threads)]
 
 
-def _is_threads_option(word: str) -> bool:
-    return word.partition("=")[0] == "--threads"
-
-
-def threads_of(extra_args: Sequence[str]) -> int:
+def threads_of(words: Sequence[str]) -> int:
     """Return the number of threads in the options, or the default of HawkEars."""
-    words = [word for arg in extra_args for word in arg.split("=", 1)]
-    value = dict(pairwise(words)).get("--threads", "")
+    value = dict(pairwise(words)).get(_THREADS_OPTION, "")
     if value.isdecimal() and int(value) > 0:
         return int(value)
     return _DEFAULT_THREADS

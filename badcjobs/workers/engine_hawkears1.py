@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from badcjobs.errors import NotHere
@@ -17,6 +18,7 @@ from badcjobs.workers.engine_hawkears import (
     hawkears_environment,
     refuse_arguments,
     sized_arguments,
+    split_options,
     threads_of,
 )
 from badcjobs.workers.program_start import EngineRequest, EngineStart, HangTimeout
@@ -31,7 +33,8 @@ def make_engine(request: EngineRequest) -> HawkEars1Engine:
     settings = request.settings
     root = request.cwd / (settings.hawkears_root or "")
     python = settings.hawkears_python or "python3"
-    return HawkEars1Engine(request.start, python, root, allow_cpu=request.allow_cpu)
+    start = replace(request.start, args=split_options(request.start.args))
+    return HawkEars1Engine(start, python, root, allow_cpu=request.allow_cpu)
 
 
 class HawkEars1Engine(CommandEngine):
@@ -76,7 +79,7 @@ class HawkEars1Engine(CommandEngine):
         args = self.start.args
         device = "cuda" if has_real_device(plan) and not self._allow_cpu else "any"
         analyze = [str(self._root), find_python(self._python, self.start), "analyze.py"]
-        if not {"-m", "--merge"} & {arg.partition("=")[0] for arg in args}:
+        if not {"-m", "--merge"}.intersection(args):
             analyze += ["--merge", "0"]
         analyze += sized_arguments(args, plan)
         own = [*_literal(PYTHON), "-m", "badcjobs.workers.hawkears1", "{inputs}", "{outputs}", device]

@@ -114,8 +114,9 @@ def test_every_known_table_is_read_and_one_that_is_not_whole_is_refused(pages):
 
 def test_a_worker_has_as_many_threads_as_its_cores_can_feed_unless_told_and_a_lean_one_has_one(tmp_path, pages):
     lines = []
-    for cores, *words in map(str.split, (DATA / "thread_options.txt").read_text().splitlines()):
-        lines.append(f"{cores} cores, {' '.join(words) or 'no options'}")
+    for cores, *options in map(str.split, (DATA / "thread_options.txt").read_text().splitlines()):
+        lines.append(f"{cores} cores, {' '.join(options) or 'no options'}")
+        words = workers.split_options(options)
         for kind, plan in {"usual": GPU, "lean": replace(GPU, lean=True), "CPU": replace(GPU, device=None)}.items():
             plan = replace(plan, threads=int(cores))
             args = workers.sized_arguments(words, plan)
@@ -167,7 +168,8 @@ def test_an_engine_is_chosen_by_name_and_refuses_what_badcjobs_sets_itself(tmp_p
     assert [choose("demo", keep_raw=kept).start.raw for kept in (True, False)] == [tmp_path / "run" / "raw", None]
     choose("hawkears1", hawkears_root=root).check()
     files = ("--include", "a.txt", "--cfg=b.yaml", "--exclude=/c.txt", "-c", "d", "-m", "0")
-    absolute = ["--include", f"{tmp_path}/a.txt", f"--cfg={tmp_path}/b.yaml", "--exclude=/c.txt", "-c", f"{tmp_path}/d"]
+    absolute = ["--include", f"{tmp_path}/a.txt", "--cfg", f"{tmp_path}/b.yaml", "--exclude", "/c.txt"]
+    absolute += ["-c", f"{tmp_path}/d"]
     assert choose("hawkears", *files).start.args == [*absolute, "-m", "0"], "it runs in its own folder"
     one = {"hawkears_root": str(root)}
     tries = {
@@ -184,6 +186,9 @@ def test_an_engine_is_chosen_by_name_and_refuses_what_badcjobs_sets_itself(tmp_p
     for head, python in (one.split(" → ") for one in (DATA / "script_heads.txt").read_text().split("\n")[:-1]):
         script.write_text(head.replace("⏎", "\n"))
         assert str(workers.python_of(script)) == python, head
+    (tmp_path / "bin" / "python").touch()
+    assert workers.python_of(script) == str(tmp_path / "bin" / "python"), "as in a virtual environment"
+    (tmp_path / "bin" / "python").unlink()
     assert workers.python_of(tmp_path / "nowhere") is None
     script.write_text('#!/bin/sh\nexec apptainer exec --nv hawkears.sif hawkears "$@"\n')
     tries["hawkears in a container"] = choose("hawkears").check
