@@ -34,7 +34,6 @@ class Code(str, Enum):
     LITTLE_WORK_LEFT = "workers.little_work_left"
     MEMORY_TIGHT = "workers.memory_tight"
     MEMORY_ERRORS = "workers.memory_errors"
-    WORKER_ENDED = "workers.ended"
 
     # Whether the workers of a device share it through CUDA MPS
     MPS_SHARED = "mps.shared"
@@ -103,7 +102,6 @@ SENTENCES: Mapping[Code, str] = {
         "{workers} instead of {before}: main memory gets tight: {held_bytes} in use; the job has {granted_bytes}"
     ),
     Code.MEMORY_ERRORS: "{workers} instead of {before}: chunks ran out of memory",
-    Code.WORKER_ENDED: "a worker has ended",
     Code.MPS_SHARED: "up to {most_workers} workers share the device through a daemon of ours",
     Code.MPS_OF_SITE: "the workers use the daemon of this site, in {pipe}",
     Code.MPS_NOT_NEEDED: "one worker per device",

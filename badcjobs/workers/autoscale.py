@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 from badcjobs.model import USUAL_MEMORY, Device, MemoryHeld, WorkerMemory, WorkerPlan, advised_gb, fitting_workers
@@ -31,11 +31,8 @@ _WINDOW_S = 5.0
 _WINDOW_CHUNKS = 4  # per worker
 _WORTH_S = 60.0  # with less work left than this, starting a worker costs more than it gains
 _WORTH_FEWER_S = 300.0  # and fewer are not tried
-_STEADY = 1.05  # growth of the memory of new workers between two readings
-_APART_S = 4.0  # the distance of these readings
 _PEAKS_S = 30.0
 _EVERY_S = 1.0
-_DYING_S = 30.0  # the workers of a lost device do not all end at the same moment
 
 
 # --- what is known ----------------------------------------------------------------------------------------------------
@@ -84,7 +81,6 @@ class Performance(NamedTuple):
     device_peak_bytes: int = 0  # memory in use on the fullest device; 0: not known
     device_share: float = 0.0  # of its memory
     peak_bytes: int | None = None  # main memory in use; None: not known
-    is_steady: bool = True  # the main memory in use no longer grows
 
 
 class Reading(NamedTuple):
@@ -92,7 +88,6 @@ class Reading(NamedTuple):
 
     memory_errors: int = 0  # chunks that ran out of memory with them
     held_bytes: int | None = None  # main memory in use now
-    short_s: float | None = None  # how long there have been fewer workers than planned
     performance: Performance | None = None
 
 
@@ -159,8 +154,6 @@ def next_step(reading: Reading, trials: Trials, limits: Limits) -> Step | None:
     step = step_back_after_memory_errors(reading, trials) or step_back_before_memory_is_full(reading, trials, limits)
     if step is not None or trials.settled:
         return step
-    if reading.short_s is not None:
-        return do_without_ended_workers(reading.short_s, trials)
     if reading.performance is None:
         return None
     for rule in (undo_more, undo_fewer, try_more, try_fewer, stay):
@@ -185,13 +178,6 @@ def step_back_before_memory_is_full(reading: Reading, trials: Trials, limits: Li
         return None
     figures = {"before": trials.workers, "held_bytes": reading.held_bytes, "granted_bytes": limits.granted_bytes}
     return Step(Code.MEMORY_TIGHT, trials.workers - 1, figures)
-
-
-def do_without_ended_workers(short_s: float, trials: Trials) -> Step | None:
-    """Use one less if workers have ended, and not because their device was lost."""
-    if short_s < _DYING_S or trials.workers == 1:
-        return None
-    return Step(Code.WORKER_ENDED, trials.workers - 1, {})
 
 
 def undo_more(now: Performance, trials: Trials, limits: Limits) -> Step | None:
@@ -220,8 +206,6 @@ def try_more(now: Performance, trials: Trials, limits: Limits) -> Step | None:
     figures = _trial(now, trials)
     if now.left_s < _WORTH_S:
         return Step(Code.LITTLE_WORK_LEFT, trials.workers, figures | {"left_s": now.left_s})
-    if not now.is_steady:  # the last workers may still need more
-        return None
     return Step(Code.TRY_MORE_WORKERS, trials.workers + more, figures | {"more": more}, is_trial=True)
 
 
@@ -317,11 +301,10 @@ class Meter:
     memory_held: Callable[[], MemoryHeld | None]
     _memory_errors: int = 0  # chunks that had run out of memory when there were more workers
     _retired_s: float = 0.0  # when a retired worker was last seen
-    _short_since_s: float | None = None
     _began_s: float | None = None  # None: the workers have not all done a chunk yet
     _work_before: float = 0.0
     _chunks_before: int = 0
-    _held: list[MemoryHeld] = field(default_factory=list)  # main memory, since it began
+    _peak_bytes: int | None = None  # main memory, since it began
 
     def restart(self) -> None:
         """Forget what was measured with another number of workers."""
@@ -347,44 +330,32 @@ class Meter:
         if trials.settled:
             return reading
 
-        now_s = self.clock.monotonic_s()
         on_device = Counter(at_work.values())  # a lost device has no workers and is not counted
-        if on_device and min(on_device.values()) < trials.workers:
-            if self._short_since_s is None:
-                self._short_since_s = now_s
-            return reading._replace(short_s=now_s - self._short_since_s)
-        self._short_since_s = None
-
-        if at_work and all(supervisor.finished.get(slot) for slot in at_work):
-            return reading._replace(performance=self._measure(supervisor, now_s, held, left))
+        is_complete = min(on_device.values(), default=0) >= trials.workers
+        if is_complete and all(supervisor.finished.get(slot) for slot in at_work):
+            return reading._replace(performance=self._measure(supervisor, held, left))
         return reading
 
-    def _measure(self, supervisor: Supervisor, now_s: float, held: MemoryHeld | None, left: int) -> Performance | None:
+    def _measure(self, supervisor: Supervisor, held: MemoryHeld | None, left: int) -> Performance | None:
         """Return what the workers do, once there are enough chunks and a reading of the memory."""
+        now_s = self.clock.monotonic_s()
         chunks = supervisor.tally.done
         work = supervisor.audio_done_s or float(chunks)
         if self._began_s is None:
             self._began_s = now_s
             self._work_before = work
             self._chunks_before = chunks
-            self._held.clear()  # older readings are from fewer workers, or from workers that were starting
+            self._peak_bytes = None  # of fewer workers, or of workers that were starting
             return None
-        if held is not None and held.at_s >= self._began_s and held not in self._held[-1:]:
-            self._held.append(held)
+        if held is not None and held.at_s >= self._began_s:
+            self._peak_bytes = max(held.memory_bytes, self._peak_bytes or 0)
 
         took_s = now_s - self._began_s
         new_chunks = chunks - self._chunks_before
         if took_s < _WINDOW_S or new_chunks < _WINDOW_CHUNKS * len(supervisor.slots_at_work):
             return None
-        if self.granted_bytes is not None and held is not None and not self._held:
+        if self.granted_bytes is not None and held is not None and self._peak_bytes is None:
             return None
-        return self._use_of_memory()._replace(
-            rate=(work - self._work_before) / took_s,
-            left_s=left * took_s / new_chunks,
-        )
-
-    def _use_of_memory(self) -> Performance:
-        """Return how much memory the workers use."""
         on_devices = self.memory_peaks(_PEAKS_S)
         shares = [
             on_devices[device_id] / device.memory_total_bytes
@@ -392,19 +363,12 @@ class Meter:
             if device_id in on_devices and device.memory_total_bytes
         ]
         return Performance(
+            rate=(work - self._work_before) / took_s,
+            left_s=left * took_s / new_chunks,
             device_peak_bytes=max(on_devices.values(), default=0),
             device_share=max(shares, default=0.0),
-            peak_bytes=max((held.memory_bytes for held in self._held), default=None),
-            is_steady=self._is_steady,
+            peak_bytes=self._peak_bytes,
         )
-
-    @property
-    def _is_steady(self) -> bool:
-        """Whether the main memory of the workers no longer grows; True if the task has no known limit."""
-        if self.granted_bytes is None:
-            return True
-        earlier = [held for held in self._held if held.at_s <= self._held[-1].at_s - _APART_S]
-        return bool(earlier) and self._held[-1].memory_bytes <= _STEADY * earlier[-1].memory_bytes
 
 
 # --- acting -----------------------------------------------------------------------------------------------------------
@@ -518,8 +482,6 @@ class Autoscaler:
         rates = dict(self._trials.rates)
         if reading.performance is not None:
             rates[now] = reading.performance.rate
-        if step.code is Code.WORKER_ENDED:
-            rates.clear()  # they were of all workers
         compared_with = now if step.is_trial else step.workers
         self._trials = Trials(step.workers, compared_with, rates, settled=not step.is_trial)
         self._record(step)

@@ -231,7 +231,10 @@ class SessionFeed:
                 copy = self._stager.take(chunk)
             except (OSError, CannotCut) as problem:
                 error_class = self._class_of(problem) or policy.BAD_AUDIO
-                self._unavailable.append(self._failure(chunk, started_at_ms, error_class, str(problem)))
+                why = str(problem)
+                if isinstance(problem, OSError):
+                    why = f"{describe_audio(chunk)}: {problem.strerror or problem}"
+                self._unavailable.append(self._failure(chunk, started_at_ms, error_class, why))
             else:
                 self._in_hand[chunk.key] = _Handed(chunk, copy)
                 staged.append(copy)

@@ -165,19 +165,13 @@ def is_out_of_memory(text: str) -> bool:
 
 
 def device_facts(module: Any) -> dict[str, object]:
-    """Return the device that HawkEars uses, with its UUID and name."""
+    """Return the device that HawkEars uses, and its name."""
     import torch  # type: ignore[import-not-found]
 
     device = str(module.util.get_device())
     if device != "cuda":
-        return {"device": device, "uuid": None, "name": platform.processor() or platform.machine()}
-    properties = torch.cuda.get_device_properties(0)
-    uuid = getattr(properties, "uuid", None)
-    if uuid is not None:
-        uuid = str(uuid)
-        if not uuid.startswith(("GPU-", "MIG-")):
-            uuid = f"GPU-{uuid}"
-    return {"device": device, "uuid": uuid, "name": properties.name}
+        return {"device": device, "name": platform.processor() or platform.machine()}
+    return {"device": device, "name": torch.cuda.get_device_properties(0).name}
 
 
 def versions() -> dict[str, str]:
@@ -342,7 +336,6 @@ class FedAnalyzer(_AnyClass):  # type: ignore[misc]
         self._feed.pipe.send(
             "ready",
             threads=self._threads,
-            models=cfg.infer.max_models,
             holds=self._threads + 2,
             **device_facts(self._module),
             versions=versions(),

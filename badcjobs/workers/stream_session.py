@@ -228,18 +228,9 @@ class StreamSession:
         self._holds = int(event.get("holds") or 1)
         self._ready = True
         if "versions" in event:
-            self._log_versions(event, device)
-
-    def _log_versions(self, event: Mapping[str, Any], device: str) -> None:
-        uuid = event.get("uuid")
-        if uuid is None and device == "CUDA":
-            uuid = self.pin  # PyTorch before 2.5 does not report the UUID, but the process sees only one device
-        versions = ", ".join(f"{name} {version}" for name, version in event["versions"].items())
-        where = " ".join(filter(None, (device, uuid, event.get("name"))))
-        how = f"threads: {self._threads}, models: {event.get('models') or 'all'}"
-        log.info("worker %s: %s on %s, %s", self.pid, versions, where, how)
-        if self.pin and self.pin.startswith("GPU-") and uuid and uuid != self.pin:
-            log.warning("worker %s should use %s but uses %s", self.pid, self.pin, uuid)
+            versions = ", ".join(f"{name} {version}" for name, version in event["versions"].items())
+            where = " ".join(filter(None, (device, self.pin, event.get("name"))))
+            log.info("worker %s: %s on %s, threads: %d", self.pid, versions, where, self._threads)
 
     def _result(self, held: _InHand, event: Mapping[str, Any]) -> ChunkResult:
         now_ms = self._clock.now_ms()

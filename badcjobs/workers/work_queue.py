@@ -140,10 +140,10 @@ class WorkQueue:
                 return []
             return [entry.chunk for entry in self._waiting[:count]]
 
-    def finish(self, count: int = 1) -> None:
-        """Record that chunks in flight are done or failed for good."""
+    def finish(self) -> None:
+        """Record that a chunk in flight is done or failed for good."""
         with self._changed:
-            self._in_flight -= count
+            self._in_flight -= 1
             if self._in_flight == 0:  # a blocked ``take`` waits for this
                 self._changed.notify_all()
 

@@ -63,7 +63,7 @@ def test_stretches_of_whole_recordings_are_heard_as_if_they_had_been_cut_beforeh
         paths = site.rows("SELECT DISTINCT audio_path FROM chunk ORDER BY 1")
         assert paths == [(str(site.folder / name),) for name in ("a.wav", "b.wav")]
         assert left_behind(site) == []
-        late = re.search(r"cut on demand: (\d+);", log_of(site))  # the second run knows which one needs pieces
+        late = re.search(r"cut on demand: (\d+),", log_of(site))  # the second run knows which one needs pieces
         assert late and (int(late[1]) >= 14) == (stage == "never"), log_of(site)
 
 

@@ -101,9 +101,7 @@ class Task:
 
 
 def memory_held(how, now_s, workers):
-    """Return what was read of the main memory: so many GiB of each worker, more and more, or long ago."""
-    if how == "growing":
-        return MemoryHeld(round(GIB * (1.0 + 0.1 * min(now_s % 1000, 60.0))), now_s)
+    """Return what was read of the main memory: so many GiB of each worker, suddenly more, or long ago."""
     if how == "swelling":  # late, when the number of workers stands
         return MemoryHeld(round(GIB * workers * (1 if now_s % 1000 < 50 else 2)), now_s)
     if how == "read before":

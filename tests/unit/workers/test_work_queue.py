@@ -51,7 +51,8 @@ def test_each_chunk_taken_is_the_longest_that_still_fits_and_can_be_seen_before(
     while not at_work and (batch := queue.take(room)) is not None:
         assert batch == Batch(batch.chunks) and len(batch.chunks) <= wants
         got += batch.chunks
-        queue.finish(len(batch.chunks))
+        for _ in batch.chunks:
+            queue.finish()
     assert [chunk.audio_s for chunk in got] == [chunk.audio_s for chunk in expected]
     assert seconds < math.inf or got == ordered
     rest = [chunk for chunk in ordered if chunk not in got]
@@ -88,7 +89,12 @@ def play(story):
         elif verb == "room":
             answer = queue.room
         else:
-            deeds = {"sleep": clock.sleep, "workers": queue.change_workers, "done": queue.finish, "drain": queue.drain}
+            deeds = {
+                "sleep": clock.sleep,
+                "workers": queue.change_workers,
+                "done": lambda count=1: [queue.finish() for _ in range(count)],
+                "drain": queue.drain,
+            }
             deeds["pause"] = queue.pause
             deeds[verb](*numbers)  # type: ignore[operator]
         said.append(f"  {order} {'' if answer == '' else f'-> {named(answer)}'}".rstrip())
@@ -167,7 +173,8 @@ def test_every_taker_goes_home_when_the_last_chunk_is_settled_and_one_that_is_to
     over.set()
     queue.change_workers(-1)
     assert told.get(timeout=60) is None
-    queue.finish(2)
+    queue.finish()
+    queue.finish()
     assert all(taker.empty() for taker in takers), "the source has more"
     queue.add([], complete=True)
     assert [taker.get(timeout=60) for taker in takers] == [None] * 2
