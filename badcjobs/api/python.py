@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from badcjobs.clock import SystemClock
 from badcjobs.devices.free import (
@@ -54,7 +54,7 @@ class BadArgument(BadInput, ValueError):
     """An invalid argument; also a ``ValueError``, as Python programs expect."""
 
 
-def list_devices(all: bool = False, simulate: int | None = None, max_age_s: float = 0.0) -> list[DeviceNow]:
+def list_devices(all: bool = False, simulate: int | None = None) -> list[DeviceNow]:
     """Return the devices that this process may use, each with its current state.
 
     These are the devices of ``badcjobs gpus``: in a job those that Slurm granted, outside a job all devices; always
@@ -72,29 +72,9 @@ def list_devices(all: bool = False, simulate: int | None = None, max_age_s: floa
         Every GPU of the machine, granted or not (see ``device.granted``).
     simulate
         Simulate this many devices; a number below 1 is a ``ValueError``.
-    max_age_s
-        Answer from the last reading of this process if it is not older than this; by default, read the devices.
     """
-    global _last_listing
-    stand_in = _simulated(simulate)
-    _check_number("max_age_s", max_age_s, least=0)
-    clock = SystemClock()
-    environ = dict(os.environ)
-    question = (all, simulate, environ)  # the same question gets the same answer
-    last = _last_listing
-    if last is None or last.question != question or clock.monotonic_s() - last.at_s > max_age_s:
-        devices = list_granted(environ, clock, stand_in=stand_in, everything=all).devices
-        last = _last_listing = _LastListing(question, clock.monotonic_s(), devices)
-    return list(last.devices)
-
-
-class _LastListing(NamedTuple):
-    question: object
-    at_s: float
-    devices: tuple[DeviceNow, ...]
-
-
-_last_listing: _LastListing | None = None
+    listing = list_granted(dict(os.environ), SystemClock(), stand_in=_simulated(simulate), everything=all)
+    return list(listing.devices)
 
 
 class PickedDevices(list[DeviceNow]):
@@ -170,11 +150,9 @@ def _check_number(
     is_number = type(value) is int or (type(value) is float and not whole)
     if is_number and least <= value <= most and value != math.inf:  # type: ignore[operator]
         return
-    why = "it must be a whole number" if whole else "it must be a number"
-    why += f", at least {least:g}" if most == math.inf else f", from {least:g} to {most:g}"
-    if optional:
-        why += ", or None"
-    raise BadArgument(f"{name}={value!r} is not valid", why=why)
+    kind = "a whole number" if whole else "a number"
+    limits = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+    raise BadArgument(f"{name}={value!r} is not valid", why=f"it must be {kind}, {limits}")
 
 
 def _simulated(simulate: int | None) -> StandIn:

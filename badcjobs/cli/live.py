@@ -19,7 +19,6 @@ import tty
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -156,10 +155,9 @@ def serve(
             source = open_run(target or Path(), clock, QueueReader(Slurm(), clock))
         else:
             source = LiveSource(machine)
-        announce = partial(_announce, place, target, token, json_wanted=json_wanted)
         with closing(source.view):
-            interval_s = poll_s(_INTERVAL_S)
-            serve_view(source, listening, place, token=token, clock=clock, interval_s=interval_s, ready=announce)
+            _announce(place, target, token, json_wanted=json_wanted)  # connections wait until it serves
+            serve_view(source, listening, place, token=token, clock=clock, interval_s=poll_s(_INTERVAL_S))
     return 0
 
 

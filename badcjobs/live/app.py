@@ -251,12 +251,9 @@ class Handlers(NamedTuple):
         by_model = grouped((device["name"] or "", device) for device in alive)
         models = [{"name": name or None, **_device_totals(by_model[name])} for name in sorted(by_model)]
         return {
-            "at_ms": documents.snapshot.at_ms,
-            "title": documents.snapshot.title,
-            "of_run": documents.snapshot.of_run,
+            "at_ms": documents.state["at_ms"],
             **_device_totals(alive),
             "ended": len(devices) - len(alive),
-            "alerts": len(documents.alerts),
             "models": models,
         }
 
@@ -277,7 +274,7 @@ class Handlers(NamedTuple):
             devices.append(device)
         if values["device"] is not None and not devices:
             raise HTTPException(404, f"device {values['device']} does not exist")
-        return {"at_ms": documents.snapshot.at_ms, "devices": devices}
+        return {"at_ms": documents.state["at_ms"], "devices": devices}
 
     async def tasks(self, values: Values) -> Document:
         """Return the matching tasks, page by page, and the totals of all tasks."""
@@ -286,16 +283,7 @@ class Handlers(NamedTuple):
         if values["state"] is not None:
             tasks = [task for task in tasks if task["state"] == values["state"]]
         page = tasks[values["offset"] :]
-        return {
-            "at_ms": documents.snapshot.at_ms,
-            "title": documents.snapshot.title,
-            "verdict": documents.verdict,
-            "reading": documents.snapshot.reading,
-            "total": documents.total,
-            "matched": len(tasks),
-            "tasks": page[: values["limit"]],
-            "remarks": list(documents.snapshot.remarks),
-        }
+        return {**documents.state, "matched": len(tasks), "tasks": page[: values["limit"]]}
 
     async def one_task(self, values: Values) -> Document:
         """Return a task with its devices and alerts."""
@@ -303,10 +291,10 @@ class Handlers(NamedTuple):
         name = values["name"]
         devices = [item.document for item in documents.devices.values()]
         return {
-            "at_ms": documents.snapshot.at_ms,
+            "at_ms": documents.state["at_ms"],
             "task": _task(documents, name),
             "devices": [device for device in devices if device["task"] == name],
-            "alerts": [alert for alert in documents.alerts if alert["task"] == name],
+            "alerts": [alert for alert in documents.state["alerts"] if alert["task"] == name],
         }
 
     async def log(self, values: Values) -> Document:
@@ -322,7 +310,7 @@ class Handlers(NamedTuple):
     async def alerts(self, _values: Values) -> Document:
         """Return the open alerts."""
         documents = await self.hub.latest()
-        return {"at_ms": documents.snapshot.at_ms, "alerts": list(documents.alerts)}
+        return {"at_ms": documents.state["at_ms"], "alerts": documents.state["alerts"]}
 
     async def ws(self, _values: Values) -> Response:
         """Refuse a plain HTTP request."""

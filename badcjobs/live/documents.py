@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from badcjobs.live.run_files import resolves_outside
-from badcjobs.live.snapshot import Document, Snapshot, alert_document, device_document, task_document
+from badcjobs.live.snapshot import Document, Snapshot, device_document, task_document
 from badcjobs.live.views import RunView, View, open_run_view, summarize_run
 from badcjobs.model import AskQueue, ProcessFacts, not_asked
 from badcjobs.paths import FileVersion, file_version
@@ -46,11 +46,9 @@ class Documents(NamedTuple):
     """A snapshot as JSON documents; unchanged tasks and devices keep the Item of the previous snapshot."""
 
     snapshot: Snapshot
-    total: Document
+    state: Document  # without tasks and devices
     tasks: Items  # by name
     devices: Items  # by key
-    alerts: tuple[Document, ...]
-    verdict: Document | None
 
 
 def _task_item(_name: str, task: TaskFacts) -> Item:
@@ -116,14 +114,7 @@ class LiveSource:
         snapshot = self.view.look(_LOOK_S)
         self._tasks = _updated(self._tasks, {task.name: task for task in snapshot.tasks}, _task_item)
         self._devices = _updated(self._devices, _by_key(snapshot.devices), _device_item)
-        return Documents(
-            snapshot,
-            total=snapshot.total.to_dict(),
-            tasks=self._tasks,
-            devices=self._devices,
-            alerts=tuple(map(alert_document, snapshot.alerts)),
-            verdict=snapshot.verdict_document,
-        )
+        return Documents(snapshot, snapshot.state(), self._tasks, self._devices)
 
     def prometheus(self, documents: Documents) -> str:
         """Return the metrics for Prometheus; those of a whole run only when all of its tasks have been read."""

@@ -20,7 +20,7 @@ from starlette.websockets import WebSocket
 
 from badcjobs.errors import BadcjobsError
 from badcjobs.live.documents import Documents, Items, json_text
-from badcjobs.live.snapshot import Document, alert_document
+from badcjobs.live.snapshot import Document
 from badcjobs.seams import Clock
 
 Result = TypeVar("Result")
@@ -186,9 +186,7 @@ class Hub:
 
     def _everything(self, documents: Documents) -> str:
         """Return the message with everything."""
-        snapshot = documents.snapshot
-        head = {"title": snapshot.title, "of_run": snapshot.of_run}
-        return _message("snapshot", _state_text(documents, head, documents.tasks, documents.devices), self._id)
+        return _message("snapshot", _state_text(documents.state, documents.tasks, documents.devices), self._id)
 
     def _send_change(self, before: Documents, now: Documents) -> None:
         """Send what has changed, and keep it for clients that reconnect."""
@@ -198,11 +196,12 @@ class Hub:
             "gone_tasks": [name for name in before.tasks if name not in now.tasks],
             "gone_devices": [key for key in before.devices if key not in now.devices],
         }
-        if not (tasks or devices or any(gone.values())) and _rest(before) == _rest(now):
+        is_same = before.state | {"at_ms": 0} == now.state | {"at_ms": 0}
+        if is_same and not (tasks or devices or any(gone.values())):
             return
         last_id = self._id
         self._number += 1
-        message = _message("change", _state_text(now, gone, tasks, devices), self._id)
+        message = _message("change", _state_text(now.state | gone, tasks, devices), self._id)
         self._changes.append((last_id, message))
         self._send(message)
 
@@ -309,24 +308,8 @@ def _changed(before: Items, now: Items) -> Items:
     return {key: item for key, item in now.items() if before.get(key) is not item}
 
 
-def _rest(documents: Documents) -> tuple[object, ...]:
-    """Return what a client shows besides tasks and devices."""
-    snapshot = documents.snapshot
-    return documents.total, documents.alerts, snapshot.remarks, snapshot.reading
-
-
-def _state_text(documents: Documents, head: Document, tasks: Items, devices: Items) -> str:
+def _state_text(state: Document, tasks: Items, devices: Items) -> str:
     """Return the state as JSON, with some of the tasks and devices, whose texts are ready."""
-    snapshot = documents.snapshot
-    state = {
-        **head,
-        "at_ms": snapshot.at_ms,
-        "verdict": documents.verdict,
-        "reading": snapshot.reading,
-        "total": documents.total,
-        "findings": [alert_document(finding) for finding in snapshot.findings],
-        "remarks": snapshot.remarks,
-    }
     begin = json_text(state).removesuffix("}")
     task_texts = ",".join(item.text for item in tasks.values())
     device_texts = ",".join(item.text for item in devices.values())

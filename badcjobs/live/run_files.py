@@ -24,7 +24,7 @@ from badcjobs.store.submission_record import file_in, find_cut_short, intent_in,
 _NOT_FOLLOWED = "is a link to a place outside the run folder: not followed"
 _ACCOUNTS_S = 3.0  # for reading accounts while a request waits for them
 _WAITING_S = 60.0  # a task that still waits writes it again
-_MOST_WAITING = 1000
+_MOST_WAITING = 1000  # bytes
 _CHECK_ENDED_EVERY_MS = 60_000  # a task that has ended publishes no more
 
 
@@ -97,9 +97,8 @@ class RunFiles:
         with suppress(OSError, BadcjobsError):
             self.check_inside(self.folder.tasks, path)
             age_s = self.clock.now_ms() / 1000 - path.stat().st_mtime
-            if age_s < _WAITING_S and path.is_file():
-                with path.open(errors="replace") as file:
-                    return f"tasks are {file.read(_MOST_WAITING)}"
+            if age_s < _WAITING_S:
+                return f"tasks are {read_small(path, _MOST_WAITING).decode(errors='replace')}"
         return None
 
     def accounts(self) -> list[TaskFacts]:

@@ -8,7 +8,6 @@ import secrets
 import shlex
 import signal
 import socket
-from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 from typing import NamedTuple
@@ -124,7 +123,6 @@ def serve(
     token: str | None,
     clock: Clock,
     interval_s: float,
-    ready: Callable[[], None],
 ) -> None:
     """Serve until a signal; raise KeyboardInterrupt after Ctrl-C."""
     hub = Hub(source.look, clock, interval_s=interval_s, always=source.home is None)
@@ -141,7 +139,7 @@ def serve(
         proxy_headers=False,
         timeout_graceful_shutdown=1,
     )
-    server = Server(config, started=ready, ending=hub.close)
+    server = Server(config, hub)
 
     async def read_and_serve() -> None:
         reading = asyncio.ensure_future(hub.run())
@@ -157,22 +155,16 @@ def serve(
 
 
 class Server(uvicorn.Server):
-    """A server with a callback when it is ready; it disconnects its listeners before it ends."""
+    """A server that disconnects its listeners before it ends."""
 
-    def __init__(self, config: uvicorn.Config, *, started: Callable[[], None], ending: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, hub: Hub) -> None:
         super().__init__(config)
-        self._on_started = started
-        self._on_ending = ending
+        self._hub = hub
         self.interrupted = False  # whether Ctrl-C ended it
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start listening, then call the callback."""
-        await super().startup(sockets)
-        self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Disconnect the listeners first: their connections never end by themselves."""
-        self._on_ending()
+        self._hub.close()
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

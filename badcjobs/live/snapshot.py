@@ -238,23 +238,25 @@ class Snapshot:
         """Return the seconds from this snapshot until a time."""
         return ends_at_ms and max(0.0, (ends_at_ms - self.at_ms) / 1000)
 
-    def to_dict(self) -> Document:
-        """Return the JSON document of ``badcjobs monitor --once --json``."""
-        total = {**self.total.to_dict(), "eta_s": self.eta_s(self.total.ends_at_ms)}
+    def state(self) -> Document:
+        """Return the JSON document without tasks and devices."""
         return {
-            "version": 1,
             "at_ms": self.at_ms,
             "title": self.title,
             "of_run": self.of_run,
-            "total": total,
-            "tasks": list(map(task_document, self.tasks)),
-            "devices": list(map(device_document, self.devices)),
+            "verdict": self.verdict_document,
+            "reading": self.reading,
+            "total": self.total.to_dict(),
             "alerts": list(map(alert_document, self.alerts)),
             "findings": list(map(alert_document, self.findings)),
             "remarks": list(self.remarks),
-            "unread": self.unread,
-            "verdict": self.verdict_document,
         }
+
+    def to_dict(self) -> Document:
+        """Return the JSON document of ``badcjobs monitor --once --json``."""
+        tasks = list(map(task_document, self.tasks))
+        devices = list(map(device_document, self.devices))
+        return {"version": 1, **self.state(), "tasks": tasks, "devices": devices}
 
 
 # --- what is wrong, and whether it works ------------------------------------------------------------------------------

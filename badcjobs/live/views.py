@@ -279,6 +279,7 @@ class MachineView:
         self._hostname = hostname
         self._readings: list[deque[tuple[int, Reading]]] = [deque(maxlen=_MAX_READINGS) for _ in opened.inventory]
         self._processes: dict[int, tuple[ProcessFacts, ...]] = {}  # as last reported
+        self._names: dict[int, str] = {}  # of processes
         followed = [
             Followed(n, d.uuid, d.index, d.memory_total_bytes, d.power_limit_w, d.slowdown_c)
             for n, d in enumerate(opened.inventory)
@@ -333,11 +334,7 @@ class MachineView:
         self._resources.close()
 
     def _describe(self, pid: int) -> str:
-        for listed in self._processes.values():
-            for process in listed:
-                if process.pid == pid:
-                    return process_words(pid, process.program, process.user)
-        return process_words(pid, None, None)
+        return self._names.get(pid, process_words(pid, None, None))
 
     def _read(self, number: int, device: InventoryDevice, now_ms: int) -> DeviceFacts:
         reading = Reading()
@@ -347,7 +344,9 @@ class MachineView:
         except DeviceUnreadable as error:
             trouble = str(error)
         if reading.processes is not None:
-            self._processes[number] = name_processes(reading.processes)
+            processes = name_processes(reading.processes)
+            self._processes[number] = processes
+            self._names |= {p.pid: process_words(p.pid, p.program, p.user) for p in processes}
         past = self._readings[number]
         recent = []
         if trouble is None:
