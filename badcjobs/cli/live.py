@@ -156,8 +156,9 @@ def serve(
         else:
             source = LiveSource(machine)
         with closing(source.view):
+            interval_s = poll_s(_INTERVAL_S)
             _announce(place, target, token, json_wanted=json_wanted)  # connections wait until it serves
-            serve_view(source, listening, place, token=token, clock=clock, interval_s=poll_s(_INTERVAL_S))
+            serve_view(source, listening, place, token=token, clock=clock, interval_s=interval_s)
     return 0
 
 

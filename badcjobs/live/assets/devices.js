@@ -123,8 +123,8 @@ const fits = (words, filter) => filter.toLowerCase().split(/\s+/).every((word) =
 const orElse = (value, other) => (known(value) ? value : other);
 const byShown = (name, sign, other) => (a, b) => sign * (orElse(shownOf(a)[name], other) - orElse(shownOf(b)[name], other));
 const ORDERS = {
-  // Devices that cannot be read, those of running tasks in the order of the data, then those of ended tasks, the latest first.
-  place: (a, b) => !!b.trouble - !!a.trouble || b.alive - a.alive || (a.alive ? 0 : (b.read_at_ms || 0) - (a.read_at_ms || 0)),
+  // Devices that cannot be read, those of running tasks by name, then those of ended tasks, the latest first.
+  place: (a, b) => !!b.trouble - !!a.trouble || b.alive - a.alive || (a.alive ? compare(a.key, b.key) : (b.read_at_ms || 0) - (a.read_at_ms || 0)),
   idle: byShown("utilization_percent", 1, 999),
   busy: byShown("utilization_percent", -1, -1),
   hot: byShown("temperature_c", -1, -1),
