@@ -198,7 +198,6 @@ class Lease:
         self._token = f"{me.since_ms:012x}{secrets.token_hex(4)}"
         self.path = folder / f".{name}-{self._token}"
         self._ended = threading.Event()
-        self._ignored: set[str] = set()
         self._beat_at_s = clock.monotonic_s()
         self._step_s = min(1.0, me.every_s / _LOOKS_PER_BEAT)
 
@@ -298,7 +297,7 @@ class Lease:
         rivals = []
         for file_name in sorted(os.listdir(self._folder)):  # noqa: PTH208 - names, not paths
             match = _FILE_NAME.fullmatch(file_name)
-            if match and match[2] != self._token and self.is_rival(match[1]) and file_name not in self._ignored:
+            if match and match[2] != self._token and self.is_rival(match[1]):
                 rivals.append(self._folder / file_name)
         return rivals
 
@@ -324,10 +323,7 @@ class Lease:
             why = f"it is silent for {silence_s:g} s"
         if why is not None:
             log.log(self.takeover_level, "taking over the work of %s: %s", name, why)
-            try:
-                path.unlink(missing_ok=True)
-            except IsADirectoryError:
-                self._ignored.add(path.name)  # it was never a lease
+            path.unlink(missing_ok=True)
             return
 
         if path not in sights:

@@ -57,17 +57,16 @@ def _to_keys(place: Place) -> dict[str, object]:
 
 @dataclass(slots=True)
 class PlaceCounts:
-    """How many recordings lack a place or a date; some kinds are named. None: not looked up."""
+    """How many recordings lack a place or a date; some kinds are named."""
 
     recordings: int = 0
     left_out: int = 0  # not analysed: with --filelist, nothing gives them a place
     undated: int = 0  # with a place, but no date
     unplaced: int = 0  # analysed without a place
     left_out_names: list[str] = field(default_factory=list)
-    not_covered: int | None = None  # at coordinates where HawkEars has no county, so that its filter is off
+    not_covered: int = 0  # at coordinates where HawkEars has no county, so that its filter is off
     not_covered_names: list[str] = field(default_factory=list)
-    unmatched: int | None = None  # names in the list
-    unmatched_names: list[str] = field(default_factory=list)
+    unmatched_names: list[str] = field(default_factory=list)  # in the list, of no recording
     unused_areas: list[str] = field(default_factory=list)  # study areas in the project file without a recording
 
     @property

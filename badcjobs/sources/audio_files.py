@@ -41,10 +41,7 @@ def read_header(path: Path | str) -> AudioHeader:
     if not start:
         return AudioHeader(fault=EMPTY_FILE, why="it has 0 bytes")
     if start.startswith((b"RIFF", b"RF64", b"BW64")):
-        if len(start) < 12:
-            return AudioHeader(fault=BROKEN_AUDIO, why="WAV, but the file ends within its header")
-        if start[8:12] == b"WAVE":
-            return AudioHeader(fault=BROKEN_AUDIO, why=f"WAV, but {not_wav}")
+        return AudioHeader(fault=BROKEN_AUDIO, why=f"WAV, but {not_wav}")
     if start.startswith(b"fLaC"):
         return AudioHeader(fault=BROKEN_AUDIO, why="FLAC, but its header cannot be read")
     if not formats.begins_like_audio(start):

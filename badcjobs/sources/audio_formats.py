@@ -72,7 +72,7 @@ def read_wav_header(file: BinaryIO, *, compressed: bool = False) -> WavHeader:
     file.seek(0)
     magic = file.read(12)
     if magic[:4] not in (b"RIFF", b"RF64", b"BW64") or magic[8:] != b"WAVE":
-        raise NotWav("it does not begin like a WAV file" if magic else "the file is empty")
+        raise NotWav("its beginning is not that of a WAV file")
 
     try:
         format_chunk, start, promised = _find_data(file)

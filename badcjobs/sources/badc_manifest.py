@@ -23,7 +23,7 @@ OF_A_PLACE = ("region", "latitude", "longitude", "recording_date", "location_nam
 # A column that a plan adds, because one shard alone does not show it. "yes": the row is a part of its file, and is cut
 # out. "as 0-30000": the first row of the file, which may be in another shard, had these times and decides.
 CUT = "badcjobs_cut"
-_AS = re.compile(r"as (\d{1,15})-(\d{1,15})")
+_CUT = re.compile(r"|yes|as (\d{1,15})-(\d{1,15})")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 Times = tuple[int, int | None]  # start and end of a row
 _SLACK_MS = 1000  # a row and its file may differ by this much: recorders are not exact, and numbers are rounded
@@ -122,6 +122,7 @@ class ManifestRow(NamedTuple):
     chunk_id: str
     source_path: str
     times: Times
+    place: Place
     cut: str  # the column CUT
     first: Times  # the times of the first row of its file, in any task
     is_first: bool  # of its file
@@ -178,16 +179,6 @@ def _parse_place(fields: tuple[tuple[str, str], ...]) -> tuple[Place, Sequence[s
 def read_place(fields: Sequence[str], columns: Columns) -> tuple[Place, Sequence[str]]:
     """Return the place in a row, and the mistakes in it."""
     return _parse_place(tuple((name, fields[position]) for name, position in columns.place))
-
-
-def check_cut(fields: Sequence[str], columns: Columns) -> tuple[str, Times | None, Sequence[str]]:
-    """Return the column CUT of a row, the times of its file's first row if given there, and the mistakes."""
-    text = "" if columns.badcjobs_cut is None else fields[columns.badcjobs_cut].strip()
-    if text in ("", "yes"):
-        return text, None, ()
-    if match := _AS.fullmatch(text):
-        return text, (int(match[1]), int(match[2])), ()
-    return "", None, (f'{CUT} {quoted(text)} is neither "yes" nor "as START-END"',)
 
 
 # --- the files of the rows --------------------------------------------------------------------------------------------
@@ -317,7 +308,6 @@ class Manifest:
             sha256 = "" if row.columns.sha256 is None else row.fields[row.columns.sha256].strip().lower()
             if _SHA256.fullmatch(sha256):  # it may have another value: "", "n/a", another hash
                 fingerprint = replace(fingerprint, audio_sha256=sha256)
-            place, _ = read_place(row.fields, row.columns)
             yield Chunk(
                 row.recording_id,
                 row.chunk_id,
@@ -327,7 +317,7 @@ class Manifest:
                 end_ms,
                 fingerprint,
                 is_cut=is_cut,
-                place=place,
+                place=row.place,
             )
 
     def _add_missing(self, row: ManifestRow, problem: NoAudio, walk: Walk) -> Iterator[Chunk]:
@@ -351,12 +341,12 @@ class Manifest:
             is_ours = walk.takes(recording_id, chunk_id)
 
             times, mistakes = check_row(fields, columns)
-            if columns.place:
-                mistakes += read_place(fields, columns)[1]
-            cut, first_in_plan = "", None
-            if columns.badcjobs_cut is not None:
-                cut, first_in_plan, wrong_cut = check_cut(fields, columns)
-                mistakes += wrong_cut
+            place, wrong_place = read_place(fields, columns)
+            mistakes += wrong_place
+            cut = "" if columns.badcjobs_cut is None else fields[columns.badcjobs_cut].strip()
+            cut_parts = _CUT.fullmatch(cut)
+            if cut_parts is None:
+                mistakes.append(f'{CUT} {quoted(cut)} is neither "yes" nor "as START-END"')
             if "\\x" in recording_id and ESCAPED.search(recording_id) and not ESCAPED.search(path):
                 fix = copy_command(self.path, "iconv -f latin1 -t utf-8")
                 walk.mistakes.add(line, f"recording_id {recording_id} is not UTF-8", fix=fix)
@@ -370,16 +360,22 @@ class Manifest:
                 first = times
                 has_asked = False
                 may_look = walk.may_look()
-            if not is_ours or mistakes:
+            if not is_ours or mistakes or cut_parts is None:
                 continue
             question = None
             lacks_end = times[1] is None
             if not has_asked and (may_look or lacks_end):
                 has_asked = True
                 question = path, files.measures or lacks_end
-            first_of_file = first_in_plan or first
-            row = ManifestRow(line, recording_id, chunk_id, path, times, cut, first_of_file, is_first, fields, columns)
-            yield row, question
+            first_of_file = first
+            if cut_parts[1]:
+                first_of_file = (int(cut_parts[1]), int(cut_parts[2]))
+            yield (
+                ManifestRow(
+                    line, recording_id, chunk_id, path, times, place, cut, first_of_file, is_first, fields, columns
+                ),
+                question,
+            )
 
     def named_recordings(self) -> Iterator[Chunk]:
         before = None

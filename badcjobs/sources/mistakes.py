@@ -12,7 +12,7 @@ from typing import Literal
 from badcjobs.errors import BadInput
 from badcjobs.model import AUDIO_FAULTS, BROKEN_AUDIO, AudioHeader, Chunk
 from badcjobs.paths import shell_line
-from badcjobs.words import count
+from badcjobs.words import count, first_names
 
 SHOWN = 20
 
@@ -169,7 +169,7 @@ class Remarks:
         lines = []
         for fault, names in self.faults.items():
             if names:
-                examples = _listed(len(names), names[:EXAMPLES])
+                examples = first_names(names, EXAMPLES)
                 lines.append(f"{fault.replace('_', ' ')}: {count(len(names), 'file')}: {examples}")
         if self.missing is not None and self.missing.missing:
             lines.append(self._missing_line(self.missing))
@@ -180,7 +180,7 @@ class Remarks:
         examples, fix = missing.examples(EXAMPLES)
         they = "it" if missing.missing == 1 else "they"
         line = f"the audio of {rows} is missing or cannot be used; {they} will fail, all others are processed"
-        line += f": {_listed(missing.missing, examples)}"
+        line += f": {', '.join(with_more(examples, missing.missing))}"
         if fix:
             line += f"; try: {fix}"
         return line
@@ -190,7 +190,7 @@ class Remarks:
         if not self._twice:
             return []
         files = count(len(self._twice), "file has", "files have")
-        examples = _listed(len(self._twice), self._twice[:EXAMPLES])
+        examples = first_names(self._twice, EXAMPLES)
         return [f"{files} two names in two sources and will be processed twice: {examples}"]
 
 
@@ -205,13 +205,6 @@ def left_out_words(counts: Mapping[str, int]) -> str:
     suspicious = [ending for ending in ranked if ending in PERHAPS_AUDIO]
     if suspicious:
         text += f"; {' and '.join(suspicious)} may contain audio"
-    return text
-
-
-def _listed(many: int, examples: Sequence[str]) -> str:
-    text = ", ".join(examples)
-    if many > len(examples):
-        text += f" and {many - len(examples):,} more"
     return text
 
 

@@ -9,12 +9,14 @@ import csv
 import os
 import posixpath
 import re
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unicodedata import normalize
 
 from badcjobs.errors import BadInput
@@ -25,7 +27,6 @@ from badcjobs.sources.badc_manifest import Manifest
 from badcjobs.sources.mistakes import Mistakes, copy_command, quoted, read_lines, shown
 from badcjobs.sources.open import Sources
 from badcjobs.sources.recording_names import NameReader, moment, name_reader
-from badcjobs.sources.regions import Regions, read_regions
 
 NO_PLACE = "no_place"  # recording.left_out
 PLACING_OPTIONS = ("--region", "--lat", "--lon", "--date")  # of HawkEars, for all recordings alike
@@ -128,6 +129,51 @@ def _path_key(path: str) -> str:
 @lru_cache(1024)
 def _real_folder(folder: str) -> str:
     return os.path.realpath(folder)
+
+
+# --- HawkEars' regions ------------------------------------------------------------------------------------------------
+
+# HawkEars' occurrence data has exactly the areas that can be selected; it is a pickle, which we do not open.
+_COUNTIES = (
+    "SELECT Code, MinLatitude, MaxLatitude, MinLongitude, MaxLongitude FROM AdministrativeArea WHERE Selectable = 1"
+)
+
+
+class Regions:
+    """Answers what HawkEars would find in its occurrence data."""
+
+    def __init__(self, counties: Sequence[tuple[Any, ...]]) -> None:
+        self.counties = counties  # code, and bounds in degrees: south, north, west, east
+        self._codes = {code[:length] for code, *_ in counties for length in range(1, len(code) + 1)}
+        self._bounds = [bounds for _, *bounds in counties if None not in bounds]
+        self._covers = cache(self._find_county)  # a station has many recordings
+
+    def has(self, code: str) -> bool:
+        """Return whether HawkEars finds a region: the code of a county, or the beginning of one."""
+        return code in self._codes
+
+    def covers_place(self, place: Place) -> bool:
+        """Return whether HawkEars finds a county for a place, or needs none: its region counts before coordinates."""
+        if place.region is not None or place.latitude is None or place.longitude is None:
+            return True
+        return self._covers(place.latitude, place.longitude)
+
+    def _find_county(self, latitude: float, longitude: float) -> bool:
+        """Return whether a county is at a point; HawkEars finds none that has no bounds."""
+        return any(
+            south <= latitude <= north and west <= longitude <= east for south, north, west, east in self._bounds
+        )
+
+
+def read_regions(root: Path) -> Regions | None:
+    """Return the regions of the HawkEars in a folder; None: it has no readable table of them."""
+    path = (root / "data" / "locations.db").absolute()
+    try:
+        with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", uri=True)) as database:
+            counties = database.execute(_COUNTIES).fetchall()
+    except sqlite3.Error:
+        return None
+    return Regions(counties)
 
 
 # --- the place of a recording -----------------------------------------------------------------------------------------
@@ -301,7 +347,6 @@ class _PlaceCheck:
         regions = self.reader.regions
         if regions is None:
             return
-        self.counts.not_covered = self.counts.not_covered or 0
         if name.no_county:
             self.counts.not_covered += 1
             self.counts.not_covered_names.append(shown(recording.source_path))
@@ -328,7 +373,6 @@ class _PlaceCheck:
         """Count the names in the list that match no recording; refuse a list of which none does."""
         filelist = self.reader.filelist
         unmatched = [row.filename for row in filelist.rows.values() if row.line not in self.named]
-        self.counts.unmatched = len(unmatched)
         self.counts.unmatched_names = unmatched
         if unmatched and not self.named:
             why = "a filename is a path below the source, or a file name alone"
@@ -366,7 +410,7 @@ def place_words(counts: PlaceCounts) -> str:
         (counts.unplaced, "analysed without a place, so without the filter of species", []),
         (counts.undated, "without a date, so that the place counts for all weeks", []),
         (counts.not_covered, "where HawkEars has no county, so without the filter", counts.not_covered_names),
-        (counts.unmatched, "names in the list that match no recording", counts.unmatched_names),
+        (len(counts.unmatched_names), "names in the list that match no recording", counts.unmatched_names),
         (len(counts.unused_areas), "study areas with a place and no recording", counts.unused_areas),
     ]
     for many, meaning, names in kinds:

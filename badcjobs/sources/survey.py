@@ -216,7 +216,6 @@ class _ManifestPlan:
     files: RowFiles
     walk: Surveyor
     _path: str = ""
-    _missing_path: str = ""  # of the last file without audio
     _base: str = ""
     _was_looked_at: bool = False  # the current file
 
@@ -241,8 +240,7 @@ class _ManifestPlan:
             fields=row.fields,
             columns=row.columns,
         )
-        is_known_missing = self._missing_path == row.source_path and end_ms is not None and not self.walk.needs_audio
-        if not self._was_looked_at or is_known_missing:
+        if not self._was_looked_at:
             return planned
         try:
             return self._with_audio(planned, row, look)
@@ -251,10 +249,7 @@ class _ManifestPlan:
             if self.walk.needs_audio or not is_planned:
                 is_missing = problem.missing_at is not None
                 self.walk.mistakes.add(row.line, str(problem), fix=problem.fix, missing=is_missing)
-            if not is_planned:
-                return None
-            self._missing_path = row.source_path
-            return planned
+            return planned if is_planned else None
 
     def _begin_file(self, path: str, look: Look | None) -> None:
         self._path = path

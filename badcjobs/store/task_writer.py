@@ -72,7 +72,7 @@ def count_places(db: sqlite3.Connection) -> PlaceCounts | None:
         undated,
         unplaced,
         left_out_names=[path for (path,) in db.execute(_PATHS.format("left_out IS NOT NULL"))],
-        not_covered=no_county,
+        not_covered=no_county or 0,
         not_covered_names=[path for (path,) in db.execute(_PATHS.format("no_county"))],
     )
 

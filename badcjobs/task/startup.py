@@ -256,8 +256,8 @@ def refuse_changed_list(settings: RunSettings, mine: FrozenRun) -> None:
 def check_places(settings: RunSettings, sources: Sources, cwd: Path) -> None:
     """Refuse wrong places, and log the names in the list that match no recording."""
     places = place_sources(settings, sources, cwd).places
-    if places is not None and places.unmatched:
-        names = name_few(places.unmatched_names, places.unmatched)
+    if places is not None and places.unmatched_names:
+        names = name_few(places.unmatched_names, len(places.unmatched_names))
         log.info("names in %s that match no recording: %s", settings.filelist, names)
 
 
