@@ -300,10 +300,6 @@ class Asked:
     exclusive: bool = False  # complete nodes
     account: str | None = None
     merge_account: str | None = None  # of submit's merge job; None: the same
-    partition: str | None = None  # one, or several separated by commas
-    constraint: str | None = None
-    gpu_options: tuple[str, ...] = ()  # as written: --gres=gpu:a100:2
-    node_names: tuple[str, ...] = ()  # of --nodelist and --exclude, unless they are patterns or files
 
 
 def try_parse(mistakes: Mistakes, read: Callable[..., T], *arguments: Any) -> T | None:
@@ -333,11 +329,6 @@ def read_values(given: Options, mistakes: Mistakes) -> dict[str, Any]:
 def read_asked(given: Options, values: Mapping[str, Any], mistakes: Mistakes) -> Asked:
     """Return what sbatch options request; ``values`` are those of ``read_values``."""
     fields: dict[str, Any] = {"account": given.get("account"), "exclusive": "exclusive" in given}
-    if not given.get("clusters"):  # else the names belong to another cluster
-        fields["partition"] = given.get("partition")
-        fields["constraint"] = given.get("constraint")
-        fields["gpu_options"] = tuple(f"--{name}={given[name]}" for name in GPU_OPTIONS if given.get(name))
-        fields["node_names"] = (*_node_names(given, "nodelist"), *_node_names(given, "exclude"))
     array = values.get("array")
     if array is not None:
         fields["tasks"] = len(array.indices)
@@ -349,13 +340,6 @@ def read_asked(given: Options, values: Mapping[str, Any], mistakes: Mistakes) ->
         fields["no_time_limit"] = values["time"] is None
     size = try_parse(mistakes, _read_size, given)
     return Asked(**fields, **(size or {}))
-
-
-def _node_names(given: Options, option: str) -> list[str]:
-    text = given.get(option, "")
-    if "/" in text or "[" in text:  # a file, or a pattern
-        return []
-    return [name for name in text.split(",") if name]
 
 
 def _read_size(given: Options) -> dict[str, Any]:

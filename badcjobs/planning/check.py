@@ -8,24 +8,34 @@ from __future__ import annotations
 
 import os
 import posixpath
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from badcjobs.cluster import sbatch_options
 from badcjobs.cluster.job_script import BatchScript, Call, ParsedWords, Parser, read_script, read_text
-from badcjobs.cluster.sbatch_options import OF_SUBMIT, Asked, parse_array
+from badcjobs.cluster.sbatch_options import Asked, parse_array
 from badcjobs.devices import allocation
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, SlowStart
 from badcjobs.model import ArrayShape, default_cpus, default_mem
 from badcjobs.paths import RunFolder, shell_line, user_cache
-from badcjobs.planning import place_rules, preflight_facts, request_rules, script_rules
-from badcjobs.planning.bill import FASTEST, Choice, usual_request
-from badcjobs.planning.findings import Remark, apply_rules, fine, not_checked, problem, warning, worst_first
-from badcjobs.planning.preflight_facts import FolderFacts, PreflightFacts, SourceFacts, check_source
+from badcjobs.planning import preflight_facts
+from badcjobs.planning.bill import FASTEST, usual_request
+from badcjobs.planning.findings import Remark, fine, not_checked, problem, warning, worst_first
+from badcjobs.planning.place_rules import check_all_places
+from badcjobs.planning.preflight_facts import (
+    FolderFacts,
+    Job,
+    Needs,
+    Places,
+    PreflightFacts,
+    SourceFacts,
+    check_source,
+)
+from badcjobs.planning.request_rules import check_request
+from badcjobs.planning.script_rules import check_script
 from badcjobs.planning.site import Site, find_site
 from badcjobs.processes import Launcher
 from badcjobs.project import Project
@@ -33,7 +43,6 @@ from badcjobs.report.rules import PROBLEM, WARNING
 from badcjobs.run_toml import FrozenRun, real_places
 from badcjobs.seams import Clock
 from badcjobs.settings import SETTINGS, RunSettings, SubmitSettings, absolute, check_values, contradictions, nearest
-from badcjobs.small_files import parse_json, read_small
 from badcjobs.store.submission_record import find_cut_short
 from badcjobs.trust import Trust
 from badcjobs.workers.engines import choose_engine, traits_of
@@ -100,22 +109,6 @@ class Checked:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """The job that is checked, as far as it is known before Slurm and this machine are asked."""
-
-    settings: RunSettings
-    asked: Asked
-    site: Site
-    script: BatchScript | None
-    source: SourceFacts | None
-
-    @property
-    def start(self) -> Call | None:
-        """The call of ``badcjobs run`` in the script."""
-        return None if self.script is None else self.script.start
-
-
 def check(order: CheckOrder) -> Checked:
     """Collect the facts and apply all rules; only wrong usage raises."""
     site = find_site(order.site, order.cwd, trust=order.site_trust)
@@ -124,41 +117,20 @@ def check(order: CheckOrder) -> Checked:
     about_settings: list[Remark] = []
     if script is not None:
         settings, about_settings = _read_settings(script, order)
-    source, findings = _look_at_source(settings, script, order)
+    source, about_source = _look_at_source(settings, script, order)
+    job = Job(asked, site, settings, script, source)
+    about_run = _check_run_folder(job, order.cwd)
+    job = replace(job, has_begun=any(remark.subject == "run.toml" for remark in about_run))
 
-    job = _Job(settings, asked, site, script, source)
-    about_run = _check_run_folder(settings, asked, order.cwd)
-    has_begun = any(remark.subject == "run.toml" for remark in about_run)
-    findings += check_facts(_collect_facts(job, order, has_begun=has_begun), about_run)
-    findings += about_settings
+    findings = [*about_source, *about_run, *check_facts(_collect_facts(job, order)), *about_settings]
     if not {"config", "settings"} & {remark.subject for remark in about_settings}:
         findings += _check_engine(job, order)
-    if script is None:
-        findings = [replace(finding, fix=finding.fix and for_submit(finding.fix)) for finding in findings]
     return Checked(tuple(findings), site.name or None, asked, source)
 
 
-def check_facts(facts: PreflightFacts, about_run: Iterable[Remark] = ()) -> list[Remark]:
-    """Apply all rules; ``about_run``: findings about the run folder."""
-    about_job = (request_rules.SPACING, *place_rules.PLACES, request_rules.check_request, request_rules.SHARES)
-    about_script = (script_rules.check_script, script_rules.GRACE, *script_rules.MODULES)
-    remarks = apply_rules((*about_job, *about_script, *place_rules.MACHINE), facts)
-    return [*apply_rules(place_rules.OUT, facts), *about_run, *remarks]
-
-
-def for_submit(fix: str) -> str:
-    """Return a fix as an option of submit, where no script has a line for it."""
-
-    def option(match: re.Match[str]) -> str:
-        line, name, value = match.groups()
-        if name == "array" and value.startswith("0-"):
-            return f"--tasks {int(value[2:]) + 1}"
-        key = OF_SUBMIT.get(name)
-        if key is None:
-            return f"--sbatch={line}"
-        return f"{SETTINGS['submit'][key].option} {value}"
-
-    return re.sub(r"#SBATCH (--([\w-]+)=(\S+))", option, fix)
+def check_facts(facts: PreflightFacts) -> list[Remark]:
+    """Apply all rules."""
+    return [*check_all_places(facts), *check_request(facts), *check_script(facts)]
 
 
 # --- what the job asks for --------------------------------------------------------------------------------------------
@@ -322,11 +294,11 @@ def _look_at_source(
     return source, findings
 
 
-def _check_run_folder(settings: RunSettings, asked: Asked, cwd: Path) -> list[Remark]:
+def _check_run_folder(job: Job, cwd: Path) -> list[Remark]:
     """Compare with what the first task of an earlier run in the same folder has frozen."""
-    if settings.out is None:
+    if job.settings.out is None:
         return []
-    folder = cwd / settings.out
+    folder = cwd / job.settings.out
     findings = []
     cut_short = find_cut_short(folder)
     if cut_short is not None:
@@ -336,20 +308,20 @@ def _check_run_folder(settings: RunSettings, asked: Asked, cwd: Path) -> list[Re
     except BadcjobsError as error:
         return [*findings, problem("run.toml", f"{error.what}: {error.why}", error.fix or _NEW)]
     if frozen is not None:
-        findings.append(_compare_with_run(frozen, folder, settings, asked, cwd))
+        findings.append(_compare_with_run(frozen, folder, job, cwd))
     return findings
 
 
-def _compare_with_run(frozen: FrozenRun, folder: Path, settings: RunSettings, asked: Asked, cwd: Path) -> Remark:
+def _compare_with_run(frozen: FrozenRun, folder: Path, job: Job, cwd: Path) -> Remark:
     """Say whether a job continues the run in its folder, or would be refused there."""
-    sources = tuple(absolute(cwd, source) for source in settings.source)
+    sources = tuple(absolute(cwd, source) for source in job.settings.source)
     if sources and real_places(frozen.settings.get("source")) != real_places(sources):
         before = " ".join(map(str, frozen.settings.get("source", ())))
         return problem("run.toml", f"{folder} holds a run of another source ({before})", _NEW)
-    if frozen.array is not None and _is_beyond(frozen.array, asked):
+    if frozen.array is not None and _is_beyond(frozen.array, job.asked):
         text = f"{folder} holds a run of the array {frozen.array}; other indices are refused"
-        return problem("run.toml", text, f"#SBATCH --array={frozen.array}   (or {_NEW})")
-    if frozen.filelist_sha256 and not settings.filelist:
+        return problem("run.toml", text, job.ask("array", frozen.array, f"or {_NEW}"))
+    if frozen.filelist_sha256 and not job.settings.filelist:
         return problem("run.toml", f"{folder} holds a run with a list", f"--filelist FILE   (or {_NEW})")
     return fine("run.toml", f"{folder} holds a run already: finished chunks are not repeated")
 
@@ -364,41 +336,39 @@ def _is_beyond(array: ArrayShape, asked: Asked) -> bool:
 # --- the facts for the rules ------------------------------------------------------------------------------------------
 
 
-def _collect_facts(job: _Job, order: CheckOrder, *, has_begun: bool) -> PreflightFacts:
+def _collect_facts(job: Job, order: CheckOrder) -> PreflightFacts:
     """Look up what the rules need."""
     settings = job.settings
     emulated = job.script is None and order.submit.cluster == "local"
-    slurm = None if emulated else preflight_facts.query_slurm(order.environ, order.clock)
-    slurm_answers = slurm is not None and slurm.trouble is None
+    slurm = None if emulated else preflight_facts.query_slurm(order.environ)
+    trial = None
+    if slurm is not None and slurm.trouble is None:
+        trial = _try_script(job.script, order)
     modules = _modules_of(job)
+    return PreflightFacts(
+        job=job,
+        places=_look_at_places(job, order),
+        needs=_estimate_needs(job, order),
+        slurm=slurm,
+        trial=trial,
+        modules=preflight_facts.load_modules(modules, order.environ) if modules else None,
+        gpus=preflight_facts.look_at_gpus(order.environ, order.clock, settings.stand_in(order.cwd)),
+    )
 
+
+def _look_at_places(job: Job, order: CheckOrder) -> Places:
     def folder(path: str | Path, *, write: bool = False) -> FolderFacts:
         return preflight_facts.look_at_folder(order.cwd / path, order.clock, write=write)
 
+    out = job.settings.out
     temporary = order.environ.get("TMPDIR")
-    return PreflightFacts(
-        asked=job.asked,
-        site=job.site,
-        script=job.script,
-        start=job.start,
-        source=job.source,
-        out=None if settings.out is None else folder(settings.out, write=True),
+    return Places(
+        out=None if out is None else folder(out, write=True),
         submit=folder(""),
         log_folders=tuple(folder(path) for path in _log_folders(job.script)),
         temporary=folder(temporary) if temporary else None,
         home=os.path.realpath(order.environ.get("HOME") or "/nonexistent"),
         cache=_cache_folder(order),
-        on_cluster=bool(job.site.name) or slurm_answers,
-        live_mode=settings.live_mode,
-        grace_s=settings.grace_s,
-        cpu_workers=settings.cpu_workers,
-        has_begun=has_begun,
-        slurm=slurm,
-        cluster=preflight_facts.query_nodes(order.environ) if slurm_answers else None,
-        trial=_try_script(job.script, order) if slurm_answers else None,
-        modules=preflight_facts.load_modules(modules, order.environ) if modules else None,
-        gpus=preflight_facts.look_at_gpus(order.environ, order.clock, settings.stand_in(order.cwd)),
-        **_estimate_needs(job, order)._asdict(),
     )
 
 
@@ -409,7 +379,7 @@ def _try_script(script: BatchScript | None, order: CheckOrder) -> tuple[str, ...
     return preflight_facts.query_sbatch(order.cwd / script.name, order.environ, order.cwd)
 
 
-def _modules_of(job: _Job) -> tuple[str, ...]:
+def _modules_of(job: Job) -> tuple[str, ...]:
     """Return the modules that the job loads; a container has its own programs."""
     if job.script is not None and job.script.modules:
         return job.script.modules
@@ -436,73 +406,32 @@ def _cache_folder(order: CheckOrder) -> str | None:
     return os.path.realpath(cache)
 
 
-class _Needs(NamedTuple):
-    """What the workers of a task need, and their speed; see PreflightFacts."""
-
-    needed_gb: int
-    workers: int | None
-    workers_gb: int
-    rate: float
-    task_hours: float
-
-
-def _estimate_needs(job: _Job, order: CheckOrder) -> _Needs:
-    """Estimate memory, workers and speed of a task.
-
-    A run starts as many workers as its cores and its memory hold, but at least one on each GPU.
-    """
+def _estimate_needs(job: Job, order: CheckOrder) -> Needs:
+    """Estimate memory and workers of a task: as many as its cores and memory hold, but at least one on each GPU."""
     asked = job.asked
     settings = job.settings
-
-    def request(submit: SubmitSettings, prefer: str, settings: RunSettings, site: Site) -> Choice:
-        tasks = asked.tasks or 1
-        return usual_request(submit, prefer, settings, site, order.environ, order.cwd, job.source, tasks)
-
     gpus = asked.gpus_per_node or asked.gpus_per_task
-    node = SubmitSettings(gpus_per_task=gpus, cpus=asked.cpus_per_node)
-    prefer = FASTEST if asked.cpus_per_node else order.prefer
-    needed = request(node, prefer, settings, job.site)
+
     # As submit and templates request it, which do not look at the source.
-    usual = usual_request(node, prefer, settings, job.site, order.environ, order.cwd)
-    one_per_gpu = replace(settings, workers_per_gpu=str(settings.workers_wanted or 1))
-    least = request(SubmitSettings(gpus_per_task=gpus), FASTEST, one_per_gpu, Site(""))
-
-    mem = None
-    if asked.memory_gb_per_node:
-        mem = f"{asked.memory_gb_per_node * (asked.nodes or 1) * 1024:.0f}M"
-    task = SubmitSettings(gpus_per_task=asked.gpus_per_task, cpus=asked.cpus, mem=mem)
-    requested = request(task, FASTEST, settings, job.site)
-    if job.script is not None:
-        requested = _as_planned(requested, settings, order.cwd / job.script.name)
-
+    usual = SubmitSettings(gpus_per_task=gpus, cpus=asked.cpus_per_node)
+    prefer = FASTEST if asked.cpus_per_node else order.prefer
+    needed_gb = usual_request(usual, prefer, settings, job.site, order.environ, order.cwd).mem_gb
     declares_memory = traits_of(settings.engine).memory_per_worker is not None
-    workers_known = settings.workers_wanted or (declares_memory and job.source and job.source.longest_s)
-    return _Needs(
-        needed_gb=max(needed.mem_gb, usual.mem_gb),
-        workers=least.gpus * least.workers if workers_known and asked.gpus_per_task else None,
-        workers_gb=least.mem_gb if declares_memory else 0,
-        rate=requested.rate,
-        task_hours=requested.hours_per_1000_audio_hours / 1000,
-    )
-
-
-def _as_planned(requested: Choice, settings: RunSettings, script: Path) -> Choice:
-    """Return what was planned for a script of ``badcjobs plan``, unless the script was edited since."""
-    try:
-        plan = parse_json(read_small(script.with_name("plan.json")))
-        planned = Choice(**{name: plan["tasks"][name] for name in Choice._fields})
-        workers = settings.workers_wanted
-        if workers is None and not plan["speed"]["points"]:
-            workers = planned.workers
-    except (OSError, ValueError, KeyError, TypeError):  # it was not planned
-        return requested
-    return planned if (planned.gpus, planned.workers) == (requested.gpus, workers) else requested
+    length_known = job.source is not None and job.source.longest_s is not None
+    workers_known = settings.workers_wanted or (declares_memory and length_known)
+    if not workers_known or not asked.gpus_per_task:
+        return Needs(needed_gb)
+    one_per_gpu = replace(settings, workers_per_gpu=str(settings.workers_wanted or 1))
+    submit = SubmitSettings(gpus_per_task=gpus)
+    least = usual_request(submit, FASTEST, one_per_gpu, Site(""), order.environ, order.cwd, job.source)
+    workers_gb = least.mem_gb if declares_memory else 0
+    return Needs(max(needed_gb, workers_gb), least.gpus * least.workers, workers_gb)
 
 
 # --- the engine -------------------------------------------------------------------------------------------------------
 
 
-def _check_engine(job: _Job, order: CheckOrder) -> Iterator[Remark]:
+def _check_engine(job: Job, order: CheckOrder) -> Iterator[Remark]:
     """Let the engine look for its program and models; a warning if the script may set up more than is visible here."""
     settings = job.settings
     start = job.start

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from badcjobs.errors import BadInput
 from badcjobs.planning import plan_tasks
 from badcjobs.planning.bill import FASTEST, Choice, Cut, billed_start_up_s, choose
-from badcjobs.planning.findings import Cases, Remark, apply_rules, note_if, problem_if, rules
+from badcjobs.planning.findings import Remark, note, problem
 from badcjobs.planning.plan_speed import Speed, at_length
 from badcjobs.planning.plan_survey import Lengths, Survey
 from badcjobs.planning.site import Site
-from badcjobs.planning.source_rules import SOURCE_RULES, to_facts
+from badcjobs.planning.source_rules import check_survey, to_facts
 from badcjobs.report.rules import NOTE
 from badcjobs.sources.mistakes import SHOWN, with_more
 from badcjobs.words import clock, count, data_size, number, round_up
@@ -58,7 +58,6 @@ class CampaignPlan:
     parallel: int | None  # tasks at a time; None: as many as there are
     site: Site
     files: int  # at most, of the whole campaign
-    quiet: str = NOTE  # the severity of remarks that must not alarm
     remarks: tuple[Remark, ...] = ()
 
 
@@ -128,7 +127,7 @@ def make_plan(
         site=site,
         files=tasks * FILES_PER_TASK + len(waves) * FILES_PER_WAVE,
     )
-    return replace(plan, remarks=tuple(apply_rules((*SOURCE_RULES, *_FIT_REMARKS), plan)))
+    return replace(plan, remarks=tuple(_check_plan(plan)))
 
 
 def _with_workers(speed: Speed, choice: Choice) -> Speed:
@@ -163,152 +162,112 @@ def _nothing_to_plan(survey: Survey) -> BadInput:
 # --- remarks about the tasks ------------------------------------------------------------------------------------------
 
 
-def _long_chunks(plan: CampaignPlan) -> Cases:
+def _check_plan(plan: CampaignPlan) -> Iterator[Remark]:
+    """Return what is odd about the source, the tasks and the speed."""
+    yield from check_survey(plan.survey, NOTE)
+    yield from _check_workers(plan)
+    yield from _check_long_chunks(plan)
+    yield from _check_quotas(plan)
+    yield from _check_unsafe_chunks(plan)
+    yield from _check_speed(plan)
+
+
+def _check_workers(plan: CampaignPlan) -> Iterator[Remark]:
+    choice = plan.choice
+    held_s = plan.survey.lengths.held_s(choice.gpus * choice.workers)
+    room = plan.speed.device_room(held_s)
+    most_workers = min(plan.site.cores_per_gpu or 0, room)
+    if choice.workers > room:
+        text = f"{choice.workers} per GPU, but its memory holds {room:,} by what was measured"
+        yield problem("workers", text, f"-- --workers-per-gpu {room}")
+    elif not choice.fits:
+        request = f"{count(choice.cpus, 'core')} and {choice.mem_gb} GB"
+        text = f"{choice.workers} per GPU may need more than {request}: {choice.mem_why}"
+        yield problem("workers", text, "-- --workers-per-gpu 1 --chunk-length 294   (or more under [submit])")
+    elif plan.wish.prefer != FASTEST and plan.speed.most_workers < most_workers:
+        text = f"{most_workers} per GPU were not measured: they may cost less; run one task with the request of the"
+        text += " fastest, and plan again --from it"
+        yield note("workers", text, "badcjobs submit … --config plan.prefer=fastest")
+
+
+def _check_long_chunks(plan: CampaignPlan) -> Iterator[Remark]:
     """Find chunks that no task could finish, because one GPU needs longer than a task has."""
+    survey = plan.survey
     limit_s = plan.sizing.longest_chunk_s
-    longest_s = plan.survey.lengths.longest_ms / 1000 / plan.speed.audio_hours_per_gpu_hour
-    needed_s = round_up(plan.margin.time_s(longest_s))
-    ways = []
+    many = survey.lengths.longer_than(limit_s * 1000)
+    if not many:
+        return
+    text = f"{count(many, 'chunk')} longer than the {_length(limit_s)} of audio that one GPU finishes in a task for"
+    fix = _cut_shorter(survey, min(limit_s, 3600.0))
+    needed_s = round_up(plan.margin.time_s(survey.lengths.longest_ms / 1000 / plan.speed.audio_hours_per_gpu_hour))
     if needed_s <= 3600 * (plan.site.time_h or math.inf):
-        ways.append(f"--time {clock(needed_s)}")
-    at_most_s = min(limit_s, 3600)
+        fix += f", or --time {clock(needed_s)}"
+    yield problem("long chunks", f"{text} certain: they may never be done", fix, _longer_than(limit_s, survey))
+
+
+def _cut_shorter(survey: Survey, at_most_s: float) -> str:
+    """Return the options that cut recordings to chunks of at most so many seconds."""
     step = 10 ** (math.floor(math.log10(at_most_s)) - 1)  # two digits, rounded down
     shorter = f"-- --chunk-length {math.floor(at_most_s / step + 1e-9) * step:.6g}"
-    if plan.survey.rows_alone:
-        ways.append("a faster GPU (--from its run, or its --rate)")
-        ways.append(f"plan the whole recordings instead of this manifest, with {shorter}")
-    else:
-        ways.insert(0, f"{shorter}   (whole recordings are cut on the fly)")
-    yield {"limit": _length(limit_s), "ways": ", or ".join(ways), **_longer_than(limit_s, plan.survey)}
+    if survey.rows_alone:
+        return f"plan the whole recordings instead of this manifest, with {shorter}"
+    return f"{shorter}   (whole recordings are cut on the fly)"
 
 
-def _longer_than(limit_s: float, survey: Survey) -> dict[str, int | list[str]]:
-    """Return the number of chunks that are longer, and the names of some."""
-    names = [f"{name} ({_length(ms / 1000)})" for ms, name in survey.longest if ms > limit_s * 1000]
-    return {"many": survey.lengths.longer_than(limit_s * 1000), "details": names}
+def _longer_than(limit_s: float, survey: Survey) -> tuple[str, ...]:
+    """Return the names of some chunks that are longer."""
+    return tuple(f"{name} ({_length(ms / 1000)})" for ms, name in survey.longest if ms > limit_s * 1000)
 
 
-def _unsafe_chunks(plan: CampaignPlan) -> Cases:
+def _check_quotas(plan: CampaignPlan) -> Iterator[Remark]:
+    site = plan.site
+    if site.files and plan.files > site.files:
+        text = f"{plan.files:,} files at most, but the quota of {site.name} is {site.files:,}"
+        fix = "a longer --time, for fewer tasks; badcjobs merge --remove-merged after each wave"
+        yield problem("files", text, fix)
+    quota_bytes = 1e12 * (site.space_tb or math.inf)
+    source_bytes = plan.survey.walk.size.total_bytes or 0
+    if source_bytes > quota_bytes:
+        text = f"the source ({data_size(source_bytes)}) is larger than the quota of {site.name}"
+        yield note("space", f"{text} ({data_size(quota_bytes)}); read it where it is, or copy and run it in parts")
+
+
+def _check_unsafe_chunks(plan: CampaignPlan) -> Iterator[Remark]:
     """Count the chunks longer than a probe has found to be safe: a run gets them done, but more slowly."""
-    safe_s, lean_safe_s = plan.speed.safe_s, plan.speed.lean_safe_s
-    if safe_s is None:
+    safe_s = plan.speed.safe_s
+    lengths = plan.survey.lengths
+    many = 0 if safe_s is None else lengths.longer_than(safe_s * 1000)
+    if safe_s is None or not many:
         return
-    if lean_safe_s is None:
-        way = "with one thread"
-    elif lean_safe_s <= safe_s:
-        way = "in pieces"
-    else:
-        way = f"with one thread, and what is longer than {lean_safe_s:g} s in pieces"
+    text = f"{many:,} of {lengths.rows:,} chunks are longer than the {safe_s:g} s that are safe on"
+    text += f" {', '.join(plan.speed.devices)}: a run does them with one thread or in pieces, which may be slower"
     # Even last chunks shall be safe; of very short ones only the others are.
     longest_s = safe_s - _LAST_IS_LONGER_S if safe_s > 3 * _LAST_IS_LONGER_S else safe_s
-    shorter = f"-- --chunk-length {round(min(plan.speed.best_s or longest_s, longest_s), 2):g}"
-    fix = f"{shorter}   (whole recordings are cut on the fly; their last chunks may be {_LAST_IS_LONGER_S:g} s longer)"
-    if plan.survey.rows_alone:
-        fix = f"plan the whole recordings instead of this manifest, with {shorter}"
-    yield {"way": way, "fix": fix, **_longer_than(safe_s, plan.survey)}
+    fix = _cut_shorter(plan.survey, min(plan.speed.best_s or longest_s, longest_s))
+    yield note("chunk length", text, fix, _longer_than(safe_s, plan.survey))
 
 
-def _speed(plan: CampaignPlan) -> Cases:
+def _check_speed(plan: CampaignPlan) -> Iterator[Remark]:
     speed = plan.speed
+    again = "run one task of this plan first, and plan again --from it"
+    for doubt in speed.doubts:
+        yield note("speed", doubt, speed.remedy)
     chunk_s = plan.survey.lengths.mean_ms / 1000
     ratio = chunk_s / (speed.chunk_s or chunk_s)
-    again = f" AUDIO --again --config 'probe.lengths_s=[{chunk_s:.3g}, 3600]'"
-    yield {
-        "chunk_s": chunk_s,
-        "is_other_length": not speed.curve and not 1 / _OTHER_LENGTH <= ratio <= _OTHER_LENGTH,
-        "shortest_s": speed.curve[0][0] if speed.curve else None,
-        "again": (speed.remedy or "").replace(" AUDIO", again, 1),
-    }
-
-
-def _workers(plan: CampaignPlan) -> Cases:
-    held_s = plan.survey.lengths.held_s(plan.choice.gpus * plan.choice.workers)
-    room = plan.speed.device_room(held_s)
-    yield {"room": room, "full": min(plan.site.cores_per_gpu or 0, room)}
-
-
-_FIT_REMARKS = (
-    rules("workers", _workers)(
-        problem_if(
-            "{choice.workers} per GPU, but its memory holds {room:,} by what was measured",
-            "-- --workers-per-gpu {room}",
-            lambda f: f.choice.workers > f.room,
-        ),
-        problem_if(
-            "{choice.workers} per GPU may need more than {choice.cpus:count core} and {choice.mem_gb} GB:"
-            " {choice.mem_why}",
-            "-- --workers-per-gpu 1 --chunk-length 294   (or more under [submit])",
-            lambda f: f.choice.workers <= f.room and not f.choice.fits,
-        ),
-        note_if(
-            "{full} per GPU were not measured: they may cost less; run one task with the request of the fastest, and"
-            " plan again --from it",
-            "badcjobs submit … --config plan.prefer=fastest",
-            lambda f: f.wish.prefer != FASTEST and f.speed.most_workers < f.full,
-        ),
-    ),
-    rules("long chunks", _long_chunks)(
-        problem_if(
-            "{many:count chunk} longer than the {limit} of audio that one GPU finishes in a task for certain: they may"
-            " never be done",
-            "{ways}",
-            when="many",
-        )
-    ),
-    rules("files")(
-        problem_if(
-            "{files:,} files at most, but the quota of {site.name} is {site.files:,}",
-            "a longer --time, for fewer tasks; badcjobs merge --remove-merged after each wave",
-            lambda f: f.site.files and f.files > f.site.files,
-        )
-    ),
-    rules(
-        "space", lambda plan: [{"size": plan.survey.walk.size.total_bytes, "quota": 1e12 * (plan.site.space_tb or 0.0)}]
-    )(
-        note_if(
-            "the source ({size:size}) is larger than the quota of {site.name} ({quota:size}); read it where it is, or"
-            " copy and run it in parts",
-            when=lambda f: f.quota and (f.size or 0) > f.quota,
-        )
-    ),
-    rules("chunk length", _unsafe_chunks)(
-        note_if(
-            "{many:,} of {survey.lengths.rows:,} chunks {many:is|are} longer than the {speed.safe_s:g} s that are safe"
-            " on {speed.devices:list}: a run does them {way}, which may be slower",
-            "{fix}",
-            when="many",
-        )
-    ),
-    rules("speed", lambda plan: [{"doubt": doubt, "remedy": plan.speed.remedy or ""} for doubt in plan.speed.doubts])(
-        note_if("{doubt}", "{remedy}")
-    ),
-    rules("speed", _speed)(
-        note_if(
-            "no trial of the probe had chunks as short as the {chunk_s:,.3g} s of this plan (the shortest:"
-            " {shortest_s:g} s); probe them, or run one task of this plan first, and plan again --from it",
-            "{again}",
-            lambda f: f.shortest_s is not None and f.chunk_s < f.shortest_s,
-        ),
-        note_if(
-            "it was measured with chunks of {speed.chunk_s:one} s on average, and those of this plan have"
-            " {chunk_s:one} s: short ones are slower; run one task of this plan first, and plan again --from it",
-            when="is_other_length",
-        ),
-    ),
-    rules("speed")(
-        note_if(
-            "it is the mean of {speed.devices:list}; on one model alone it will differ",
-            when=lambda f: len(f.speed.devices) > 1,
-        )
-    ),
-    rules("speed")(
-        note_if(
-            "{work_gpu_hours:,.0f} GPU-hours are planned from {speed.gpu_hours:,.3g} measured; run one task of this"
-            " plan first, and plan again --from it",
-            when=lambda f: f.speed.gpu_hours is not None and f.work_gpu_hours > 1000 * f.speed.gpu_hours,
-        )
-    ),
-)
+    if speed.curve and chunk_s < speed.curve[0][0]:
+        text = f"no trial of the probe had chunks as short as the {chunk_s:,.3g} s of this plan (the shortest:"
+        text += f" {speed.curve[0][0]:g} s); probe them, or {again}"
+        lengths = f" AUDIO --again --config 'probe.lengths_s=[{chunk_s:.3g}, 3600]'"
+        yield note("speed", text, (speed.remedy or "").replace(" AUDIO", lengths, 1) or None)
+    elif not speed.curve and not 1 / _OTHER_LENGTH <= ratio <= _OTHER_LENGTH:
+        text = f"it was measured with chunks of {number(speed.chunk_s)} s on average, and those of this plan have"
+        yield note("speed", f"{text} {number(chunk_s)} s: short ones are slower; {again}")
+    if len(speed.devices) > 1:
+        text = f"it is the mean of {', '.join(speed.devices)}; on one model alone it will differ"
+        yield note("speed", text)
+    if speed.gpu_hours is not None and plan.work_gpu_hours > 1000 * speed.gpu_hours:
+        text = f"{plan.work_gpu_hours:,.0f} GPU-hours are planned from {speed.gpu_hours:,.3g} measured; {again}"
+        yield note("speed", text)
 
 
 def _length(seconds: float) -> str:

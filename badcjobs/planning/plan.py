@@ -33,13 +33,13 @@ from badcjobs.masking import write_new_text
 from badcjobs.model import NO_CUTTING, Cutting
 from badcjobs.paths import shell_line
 from badcjobs.planning.bill import ALIKE, FASTEST, Choice, Cut, billed_start_up_s, choose, list_lengths
-from badcjobs.planning.findings import FINE, Remark, apply_rules, below, folded, worst_first
+from badcjobs.planning.findings import FINE, Remark, below, folded, worst_first
 from badcjobs.planning.make_plan import CampaignPlan, cut_of, make_plan, to_dict
-from badcjobs.planning.place_rules import OUT, results_bytes
+from badcjobs.planning.place_rules import check_out, results_bytes
 from badcjobs.planning.plan_speed import Speed, find_speed
 from badcjobs.planning.plan_survey import Lengths, Progress, RowFile, read_sources
 from badcjobs.planning.plan_tasks import PlanWish, check_wish, make_margin
-from badcjobs.planning.preflight_facts import PreflightFacts, look_at_folder
+from badcjobs.planning.preflight_facts import look_at_folder
 from badcjobs.planning.site import Site, find_site
 from badcjobs.project import Project
 from badcjobs.report.rules import PROBLEM, known_texts
@@ -127,13 +127,10 @@ def _check_out(out: Path, settings: RunSettings, fill: FillScript, cwd: Path) ->
 
 def _check_results(out: Path, site: Site, environ: Mapping[str, str]) -> list[Remark]:
     """Return what is wrong with the folder of the results."""
-    facts = PreflightFacts(
-        site=site,
-        out=look_at_folder(out, SystemClock(), write=False),
-        home=os.path.realpath(environ.get("HOME") or "/nonexistent"),
-        on_cluster=bool(site.name),
-    )
-    return [remark for remark in apply_rules(OUT, facts) if remark.severity != FINE]
+    folder = look_at_folder(out, SystemClock(), write=False)
+    home = os.path.realpath(environ.get("HOME") or "/nonexistent")
+    remarks = check_out(folder, site, home, on_cluster=bool(site.name))
+    return [remark for remark in remarks if remark.severity != FINE]
 
 
 def _choose_cutting(

@@ -9,24 +9,23 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
+from typing import NamedTuple
 
 from badcjobs.cluster.job_script import BatchScript, Call
-from badcjobs.cluster.nodes import Cluster, parse_sinfo, query_sinfo
-from badcjobs.cluster.sbatch_options import Asked
+from badcjobs.cluster.sbatch_options import OF_SUBMIT, Asked
 from badcjobs.devices import slurm_programs
 from badcjobs.devices.allocation import VISIBLE, is_in_slurm
 from badcjobs.devices.listing import open_devices
 from badcjobs.errors import BadcjobsError, BadInput, NotHere
 from badcjobs.model import StandIn
 from badcjobs.paths import shell_line
-from badcjobs.planning.findings import FINE, Remark, apply_rules, fine, problem
+from badcjobs.planning.findings import FINE, Remark, fine, problem
 from badcjobs.planning.plan_survey import Lengths, Progress, read_sources
 from badcjobs.planning.site import Site
-from badcjobs.planning.source_rules import PLACE_RULE, SOURCE_RULES, to_facts
+from badcjobs.planning.source_rules import check_places, check_survey, to_facts
 from badcjobs.report.completeness import open_placed_sources
 from badcjobs.seams import Clock, Unanswered
-from badcjobs.settings import RunSettings
+from badcjobs.settings import SETTINGS, RunSettings
 from badcjobs.sources.mistakes import Remarks
 from badcjobs.sources.open import Sources
 from badcjobs.sources.walk import SeenKeys
@@ -64,7 +63,6 @@ class SlurmFacts:
 
     max_array_size: int | None = None
     kill_wait_s: int | None = None
-    skew_s: float | None = None  # the controller's clock minus ours
     trouble: str | None = None  # it is installed, but does not answer
 
 
@@ -107,36 +105,81 @@ class SourceFacts:
     lengths: Lengths | None = field(default=None, repr=False)  # None: no file was looked at
 
 
-@dataclass(frozen=True)
-class PreflightFacts:
-    """Everything that the rules of ``check`` need; None: not asked, unknown, or there is none."""
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The job that is checked, as far as it is known before Slurm and this machine are asked."""
 
-    asked: Asked = field(default_factory=Asked)
-    site: Site = field(default_factory=lambda: Site(""))  # without a name: no site is given
+    asked: Asked
+    site: Site  # without a name: no site is given
+    settings: RunSettings
     script: BatchScript | None = None
-    start: Call | None = None  # of badcjobs run, in the script
     source: SourceFacts | None = None
+    has_begun: bool = False  # the run: then its tasks know their shares
+
+    @property
+    def start(self) -> Call | None:
+        """The call of ``badcjobs run`` in the script."""
+        return None if self.script is None else self.script.start
+
+    @property
+    def merges(self) -> bool:
+        """Whether the script calls ``badcjobs merge``."""
+        return self.script is not None and any(call.command == "merge" for call in self.script.calls)
+
+    def ask(self, name: str, value: object, note: str = "") -> str:
+        """Return the line that asks Slurm for a value: of the script, else as an option of submit."""
+        line = f"--{name}={value}"
+        if self.script is not None:
+            line = f"#SBATCH {line}"
+        elif name in OF_SUBMIT:
+            line = f"{SETTINGS['submit'][OF_SUBMIT[name]].option} {value}"
+        else:
+            line = f"--sbatch={line}"
+        return f"{line}   ({note})" if note else line
+
+    def ask_tasks(self, tasks: int, note: str = "") -> str:
+        """Return the line that asks for so many array tasks."""
+        if self.script is not None:
+            return self.ask("array", f"0-{tasks - 1}", note)
+        return f"--tasks {tasks}   ({note})" if note else f"--tasks {tasks}"
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The folders that a job uses; None: not named, or not looked at."""
+
     out: FolderFacts | None = None
     submit: FolderFacts | None = None  # the folder that the job is submitted from
     log_folders: tuple[FolderFacts, ...] = ()  # that the script names for Slurm's logs
     temporary: FolderFacts | None = None  # what TMPDIR names here
     home: str = ""
     cache: str | None = None  # our folder in the user's cache, with all links followed
-    on_cluster: bool = False
-    live_mode: str = "auto"
-    grace_s: float = 20.0
-    cpu_workers: int = 0
-    has_begun: bool = False  # the run: then its tasks know their shares
+
+
+class Needs(NamedTuple):
+    """What the workers of a task need; 0: not known."""
+
+    needed_gb: int = 0  # memory on a node
+    workers: int = 0  # in any case: as many as asked for, or one of HawkEars on each GPU
+    workers_gb: int = 0  # memory of these
+
+
+@dataclass(frozen=True, slots=True)
+class PreflightFacts:
+    """Everything that the rules of ``check`` need; None: not asked, unknown, or there is none."""
+
+    job: Job
+    places: Places
+    needs: Needs
     slurm: SlurmFacts | None = None
-    cluster: Cluster | None = None  # its nodes, as sinfo shows them
     trial: tuple[str, ...] | None = None  # why sbatch --test-only refuses the script; (): it accepts it
     modules: ModuleFacts | None = None
     gpus: GpuFacts | None = None
-    needed_gb: int = 0  # memory that the workers of a task need on a node; 0: not known
-    workers: int | None = None  # on a node in any case: as asked for, or one of HawkEars on each GPU
-    workers_gb: int = 0  # memory that they need; 0: not known
-    rate: float | None = None  # audio-hours per GPU-hour of what is asked for; 0: not measured
-    task_hours: float = 0.0  # of what is asked for, for an hour of audio, with start-up
+
+    @property
+    def on_cluster(self) -> bool:
+        """Whether jobs run on other machines than this one."""
+        return bool(self.job.site.name) or (self.slurm is not None and self.slurm.trouble is None)
 
 
 def look_at_folder(path: Path, clock: Clock, *, write: bool) -> FolderFacts:
@@ -175,9 +218,8 @@ def _try_writing(folder: Path, clock: Clock) -> tuple[str | None, float | None]:
     return None, (written_ms - nearest_ms) / 1000
 
 
-def query_slurm(environ: Mapping[str, str], clock: Clock) -> SlurmFacts | None:
+def query_slurm(environ: Mapping[str, str]) -> SlurmFacts | None:
     """Ask scontrol for its settings; None: there is no Slurm here."""
-    before_s = clock.now_ms() / 1000
     try:
         text = slurm_programs.show_settings(environ)
     except NotHere:
@@ -185,21 +227,7 @@ def query_slurm(environ: Mapping[str, str], clock: Clock) -> SlurmFacts | None:
     except Unanswered as error:
         return SlurmFacts(trouble=str(error).splitlines()[-1])
     numbers = {name: int(value) for name, value in re.findall(r"^(\w+)\s*= (\d+)", text, re.MULTILINE)}
-    skew_s = None
-    as_of = re.search(r"^Configuration data as of (\d{9,})$", text, re.MULTILINE)
-    if as_of:
-        as_of_s = int(as_of[1])  # whole seconds, cut off
-        skew_s = as_of_s - min(max(as_of_s, before_s - 1), clock.now_ms() / 1000)
-    return SlurmFacts(numbers.get("MaxArraySize"), numbers.get("KillWait"), skew_s)
-
-
-def query_nodes(environ: Mapping[str, str]) -> Cluster | None:
-    """Ask sinfo for the nodes; None: it is not there, too busy to answer, or shows this user nothing."""
-    try:
-        cluster = parse_sinfo(query_sinfo(environ))
-    except BadcjobsError:
-        return None
-    return cluster if cluster.nodes else None
+    return SlurmFacts(numbers.get("MaxArraySize"), numbers.get("KillWait"))
 
 
 def query_sbatch(path: Path, environ: Mapping[str, str], cwd: Path) -> tuple[str, ...] | None:
@@ -274,7 +302,7 @@ def _count_chunks(sources: Sources, progress: Progress) -> tuple[SourceFacts, li
     facts, notes = _count_rows(sources, progress)
     text = f"{count(facts.chunks, 'chunk')}; --quick: no audio file was opened"
     remarks = [fine("source", line) for line in (text, *notes.notes())]
-    remarks += apply_rules([PLACE_RULE], SimpleNamespace(survey=sources, quiet=FINE))
+    remarks += check_places(sources.places, FINE)
     return facts, remarks
 
 
@@ -287,7 +315,7 @@ def _look_at_files(sources: Sources, progress: Progress) -> tuple[SourceFacts | 
     if size.total_bytes is not None:
         text += f", {data_size(size.total_bytes)}"
     remarks = [fine("source", f"{text}; every file was looked at")]
-    remarks += apply_rules(SOURCE_RULES, SimpleNamespace(survey=survey, quiet=FINE))
+    remarks += check_survey(survey, FINE)
     if not lengths.rows:
         return None, remarks
 

@@ -14,6 +14,8 @@ from typing import Any
 from badcjobs.cluster.sbatch_options import read_asked, read_options, submit_words
 from badcjobs.cluster.submit import ArrayPlan, plan_array
 from badcjobs.planning.bill import FASTEST, usual_request
+from badcjobs.planning.preflight_facts import Job, Needs
+from badcjobs.planning.request_rules import check_billing
 from badcjobs.planning.site import Site, find_site
 from badcjobs.project import Project
 from badcjobs.run_toml import digest_filelist
@@ -125,21 +127,16 @@ def _known_submission(out: Path) -> Record | None:
 
 def bill_lines(resolved: ResolvedSubmit, environ: Environ, cwd: Path) -> list[str]:
     """Return what a task is billed, as check does."""
-    from badcjobs.planning.check import for_submit
-    from badcjobs.planning.preflight_facts import PreflightFacts
-    from badcjobs.planning.request_rules import BILLING
-
     options, settings, site = resolved.options, resolved.settings, resolved.site
     gpus = 1 if options.gpus_per_task is None else options.gpus_per_task
     words = submit_words(replace(options, gpus_per_task=gpus))
-    asked = read_asked(read_options(words), {}, [])
-    need = usual_request(replace(options, mem=None), FASTEST, settings, site, environ, cwd)
-    workers = settings.workers_wanted and need.gpus * need.workers
-    facts = PreflightFacts(asked=asked, site=site, needed_gb=need.mem_gb, workers=workers)
+    job = Job(read_asked(read_options(words), {}, []), site, settings)
+    usual = usual_request(replace(options, mem=None), FASTEST, settings, site, environ, cwd)
+    workers = usual.gpus * usual.workers if settings.workers_wanted else 0
     lines = []
-    for remark in BILLING(facts):
+    for remark in check_billing(job, Needs(usual.mem_gb, workers)):
         line = f"billing: {remark.text}"
         if remark.fix:
-            line += f"\n  try: {for_submit(remark.fix)}"
+            line += f"\n  try: {remark.fix}"
         lines.append(line)
     return lines

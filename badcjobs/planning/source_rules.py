@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from badcjobs.model import BROKEN_AUDIO, EMPTY_FILE, NOT_AUDIO, UNREADABLE_FILE
+from badcjobs.model import BROKEN_AUDIO, EMPTY_FILE, NOT_AUDIO, UNREADABLE_FILE, PlaceCounts
 from badcjobs.paths import shell_line
-from badcjobs.planning.findings import Advice, Cases, note_if, problem_if, rules, warning_if
+from badcjobs.planning.findings import Remark, note, problem, warning
 from badcjobs.planning.plan_survey import Survey
 from badcjobs.report.rules import PROBLEM, WARNING
 from badcjobs.sources.mistakes import PERHAPS_AUDIO, SHOWN, left_out_words, with_more
 from badcjobs.sources.places import place_words
-from badcjobs.words import count
+from badcjobs.words import count, data_size
 
 _GO_ON = "ls -l {path}   (a run does the others; restore the files, then run the same command again)"
 # fault → how bad it is, what happens, a line to paste about the first file
 _FAULTS = {
     EMPTY_FILE: (WARNING, "without any audio; counted as 0 hours, and would fail", _GO_ON),
     NOT_AUDIO: (PROBLEM, "of no audio format, named like audio; counted as 0 hours, and would fail", "file {path}"),
-    BROKEN_AUDIO: (WARNING, "truncated, or with a wrong header; only what is there is counted{failing}", _GO_ON),
+    BROKEN_AUDIO: (WARNING, "truncated, or with a wrong header; only what is there is counted", _GO_ON),
     UNREADABLE_FILE: (PROBLEM, "that cannot be read from here; counted as 0 hours, and would fail", "ls -l {path}"),
 }
 
 
 def to_facts(survey: Survey) -> dict[str, Any]:
     """Return files, bytes, and every file that gives no audio, for JSON documents."""
-    walk, size = survey.walk, survey.walk.size
+    walk = survey.walk
+    size = walk.size
     return {
         "files": size.files,
         "bytes": size.total_bytes,
@@ -40,114 +42,88 @@ def to_facts(survey: Survey) -> dict[str, Any]:
     }
 
 
-def _left_out(facts: Any) -> Cases:
-    left_out = facts.survey.mistakes
-    if many := left_out.rows + left_out.folders + len(left_out.whole):
-        details = with_more(left_out.examples(SHOWN)[0], left_out.count)
-        yield {"left_out": left_out, "many": many, "details": details, "fix": left_out.fix or "badcjobs check --help"}
+def check_survey(survey: Survey, quiet: str) -> Iterator[Remark]:
+    """Return what is odd about a source; ``quiet`` is the severity of what must not alarm."""
+    remarks = survey.walk.remarks
+    yield from check_places(survey.places, quiet)
+    yield from _check_left_out(survey)
+    yield from _check_faults(survey)
+    yield from _check_lengths(survey)
+    yield from _check_not_here(survey)
+    for text in remarks.twice_lines():
+        yield warning("audio", text, "badcjobs check FOLDER   (one source that contains the others)")
+    if remarks.left_out:
+        may_be_audio = any(ending in PERHAPS_AUDIO for ending in remarks.left_out)
+        severity = WARNING if may_be_audio else quiet
+        yield Remark(severity, "left out", left_out_words(remarks.left_out), "badcjobs guide audio   (formats)")
+    for text in remarks.notes():
+        yield note("passed over", text)
 
 
-def _faults(facts: Any) -> Cases:
-    survey = facts.survey
-    nothing = survey.nothing_there
-    failing = f"; {count(nothing, 'chunk')} without any of it would fail" if nothing else ""
-    for fault, (severity, what, fix) in _FAULTS.items():
-        if names := survey.walk.remarks.faults[fault]:
-            path = shell_line(Path(survey.walk.remarks.first_fault[fault]))
-            yield {
-                "severity": severity, "fault": fault.replace("_", " "), "many": len(names), "details": names,
-                "what": what.format(failing=failing), "fix": fix.format(path=path),
-            }  # fmt: skip
-
-
-def _unknown(facts: Any) -> Cases:
-    lengths, elsewhere = facts.survey.lengths, facts.survey.walk.size.not_here_unknown
-    names = facts.survey.unknown_names
-    yield {"many": lengths.unknown - elsewhere, "guess_s": lengths.guess_ms / 1000, "details": names}
-
-
-def _not_here(facts: Any) -> Cases:
-    size = facts.survey.walk.size
-    if size.not_here and not facts.survey.walk.needs_audio:  # then each of them is a mistake
-        how = "planned by the times of their rows"
-        if size.not_here_unknown:
-            is_known = size.guessed_s() is not None
-            how = "their lengths are estimated by their size" if is_known else "planned with the mean of the others"
-        yield {"size": size, "how": how, "fix": size.not_here_fix or ""}
-
-
-def _rates(facts: Any) -> Cases:
-    rates = sorted(facts.survey.walk.rates_hz.items())
-    yield {"rates": [f"{count(many, 'file')} with {hz:,} Hz" for hz, many in rates]}
-
-
-def _left_out_files(facts: Any) -> Cases:
-    if counts := facts.survey.walk.remarks.left_out:
-        alarms = any(one in PERHAPS_AUDIO for one in counts)
-        yield {"words": left_out_words(counts), "severity": WARNING if alarms else facts.quiet}
-
-
-def _places(facts: Any) -> Cases:
-    places = facts.survey.places
+def check_places(places: PlaceCounts | None, quiet: str) -> Iterator[Remark]:
+    """Say how many recordings have a place; those without one would be analysed differently."""
     if places is None:
         return
-    case = {"severity": facts.quiet, "text": place_words(places), "fix": ""}
     if places.left_out:
-        case["severity"] = WARNING
-        case["fix"] = "add them to the list, or give all others a place: --config recordings.region=CA-NT"
-    yield case
+        fix = "add them to the list, or give all others a place: --config recordings.region=CA-NT"
+        yield warning("places", place_words(places), fix)
+    else:
+        yield Remark(quiet, "places", place_words(places))
 
 
-PLACE_RULE = rules("places", _places)(Advice("{severity}", "{text}", "{fix}"))
-SOURCE_RULES = (
-    PLACE_RULE,
-    rules("left out", _left_out)(
-        problem_if(
-            "{left_out.words} cannot be used: badcjobs run would fail {many:it|them}, for the audio cannot be used",
-            "{fix}",
-            lambda f: f.many == f.left_out.missing,
-        ),
-        problem_if(
-            "{left_out.words} cannot be used: badcjobs run would refuse {many:it|them}, or fail those whose audio"
-            " cannot be used",
-            "{fix}",
-        ),
-    ),
-    rules("{fault}", _faults)(Advice("{severity}", "{many:count file} {what}", "{fix}")),
-    rules("unknown length", _unknown)(
-        note_if(
-            "{many:count file} without a length in the header; counted with {guess_s:,.1f} s each",
-            when="many",
-        )
-    ),
-    rules("ffmpeg", lambda facts: [{"details": facts.survey.walk.for_ffmpeg[:SHOWN]}])(
-        warning_if(
-            "ffmpeg is not on PATH: files in M4A, AAC, WMA or the like have no known length and are not cut",
-            "module load ffmpeg   (or: apt install ffmpeg)",
-            when="details",
-        )
-    ),
-    rules("not here", _not_here)(
-        warning_if(
-            "git-annex has not fetched {size.not_here:count file} ({size.not_here_total_bytes:size}); {how};"
-            " badcjobs run would fail them",
-            "{fix}",
-        )
-    ),
-    rules("sample rates", _rates)(
-        note_if("they differ: {rates:list}; resampling may make an engine slower", when=lambda f: len(f.rates) > 1)
-    ),
-    rules("audio", lambda facts: [{"many": len(gone := facts.survey.walk.not_there), "details": gone[:3]}])(
-        note_if(
-            "{many:count file} {many:is|are} missing or cannot be used, of those that were looked at; rows with an"
-            " end are planned by their times",
-            "badcjobs check SOURCE   (looks at every file; --root DIR: where relative source_paths start from)",
-            when="many",
-        )
-    ),
-    rules("audio", lambda facts: [{"text": one} for one in facts.survey.walk.remarks.twice_lines()])(
-        warning_if("{text}", "badcjobs check FOLDER   (one source that contains the others)")
-    ),
-    rules("left out", _left_out_files)(Advice("{severity}", "{words}", "badcjobs guide audio   (formats)")),
-    rules("passed over", lambda facts: [{"text": one} for one in facts.survey.walk.remarks.notes()])(note_if("{text}")),
-)
+def _check_left_out(survey: Survey) -> Iterator[Remark]:
+    mistakes = survey.mistakes
+    if mistakes.words:
+        text = f"{mistakes.words} cannot be used: badcjobs run would refuse them, or fail those without usable audio"
+        details = with_more(mistakes.examples(SHOWN)[0], mistakes.count)
+        yield problem("left out", text, mistakes.fix or "badcjobs check --help", tuple(details))
+
+
+def _check_faults(survey: Survey) -> Iterator[Remark]:
+    """Name every file that gives no audio, or less than its header says."""
+    remarks = survey.walk.remarks
+    for fault, (severity, effect, fix) in _FAULTS.items():
+        names = remarks.faults[fault]
+        if not names:
+            continue
+        text = f"{count(len(names), 'file')} {effect}"
+        if fault == BROKEN_AUDIO and survey.nothing_there:
+            text += f"; {count(survey.nothing_there, 'chunk')} without any of it would fail"
+        path = shell_line(Path(remarks.first_fault[fault]))
+        yield Remark(severity, fault.replace("_", " "), text, fix.format(path=path), tuple(names))
+
+
+def _check_lengths(survey: Survey) -> Iterator[Remark]:
+    """Report lengths that are not known, and sample rates that differ."""
+    walk = survey.walk
+    lengths = survey.lengths
+    unknown = lengths.unknown - walk.size.not_here_unknown
+    if unknown:
+        counted = f"counted with {lengths.guess_ms / 1000:,.1f} s each"
+        text = f"{count(unknown, 'file')} without a length in the header; {counted}"
+        yield note("unknown length", text, details=tuple(survey.unknown_names))
+    if walk.for_ffmpeg:
+        text = "ffmpeg is not on PATH: files in M4A, AAC, WMA or the like have no known length and are not cut"
+        fix = "module load ffmpeg   (or: apt install ffmpeg)"
+        yield warning("ffmpeg", text, fix, tuple(walk.for_ffmpeg[:SHOWN]))
+    if len(walk.rates_hz) > 1:
+        rates = ", ".join(f"{count(files, 'file')} with {hz:,} Hz" for hz, files in sorted(walk.rates_hz.items()))
+        yield note("sample rates", f"they differ: {rates}; resampling may make an engine slower")
+
+
+def _check_not_here(survey: Survey) -> Iterator[Remark]:
+    """Report files that git-annex has not fetched, and those that are missing."""
+    walk = survey.walk
+    size = walk.size
+    if size.not_here and not walk.needs_audio:  # then each of them is a mistake
+        amount = f"{count(size.not_here, 'file')} ({data_size(size.not_here_total_bytes)})"
+        how = "planned by the times of their rows"
+        if size.not_here_unknown:
+            how += ", or with a length that is estimated by the others"
+        text = f"git-annex has not fetched {amount}; {how}; badcjobs run would fail them"
+        yield warning("not here", text, size.not_here_fix)
+    if walk.not_there:
+        missing = count(len(walk.not_there), "file")
+        text = f"{missing} missing or unusable, of those looked at; rows with an end are planned by their times"
+        fix = "badcjobs check SOURCE   (looks at every file; --root DIR: where relative source_paths start from)"
+        yield note("audio", text, fix, tuple(walk.not_there[:3]))

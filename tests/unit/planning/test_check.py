@@ -16,7 +16,7 @@ import pytest
 import typer
 from rooms import planning
 from rooms.cli import app, make_parser
-from rooms.cluster import Asked, BatchScript, Call, Mistake, fill_template, list_templates, parse_signal, parse_sinfo
+from rooms.cluster import Asked, BatchScript, Call, Mistake, fill_template, list_templates, parse_signal
 from rooms.planning import CheckOrder, Site, check
 from rooms.root import BadInput, Project, RunSettings, SubmitSettings, SystemClock, folder
 from support.brief import literal, without_hints
@@ -267,16 +267,16 @@ BATCH = BatchScript(
     "job.sbatch", {"open-mode": "append"}, signal=parse_signal("B:USR1@180"), calls=(START,), modules=("gcc", "cuda")
 )
 USUAL = {  # where only a part of a fact is given
-    "site": Site(""), "script": BATCH, "slurm": planning.SlurmFacts(),
+    "script": BATCH, "slurm": planning.SlurmFacts(),
     "merge": replace(BATCH, calls=(replace(START, command="merge"),)),
     "gpus": planning.GpuFacts((), "nvml", "it says why"),
     "source": planning.SourceFacts(0, 0.0, 0),
-    "modules": planning.ModuleFacts(("gcc", "cuda"), True, ("gcc/9.4.0", "cuda/11.8")),
+    "modules": planning.ModuleFacts(("gcc", "cuda"), True, ("gcc/9.4.0", "cuda/11.8")), "site": Site(""),
 }  # fmt: skip
 WRONG = (Mistake(" line 3: sbatch has no option --x", "#SBATCH --y"),)
-TOPICS, SINFO, SBATCH = (  # of a topic: its subjects, then a line of facts each
+TOPICS, SBATCH = (  # of a topic: its subjects, then a line of facts each
     dict(one.split("\n", 1) for one in (DATA / f"{name}.txt").read_text().split("=== ")[1:])
-    for name in ("check_facts", "sinfo_preflight", "sbatch_test_only")
+    for name in ("check_facts", "sbatch_test_only")
 )
 
 
@@ -298,8 +298,6 @@ def parse(name, text):
         return replace(SCRATCH, path=text, real=text)
     if name == "log_folders":
         return tuple(replace(SCRATCH, path=path, real=path, missing="gone" in path) for path in text.split(", "))
-    if name == "cluster":
-        return parse_sinfo(SINFO[text])
     return WRONG if text == "WRONG" else literal(text)
 
 
@@ -320,8 +318,15 @@ def facts_of(line):
             asked[name] = value
         else:
             facts[name] = value
-    start = facts["script"].start if "script" in facts else None
-    return planning.PreflightFacts(**facts, asked=Asked(**asked), start=start)
+
+    def fill(kind, **more):
+        given = {name: facts.pop(name) for name in [*facts] if name in kind.__annotations__}
+        return kind(**more, **given)
+
+    run = {name: facts.pop(name) for name in ("live_mode", "cpu_workers") if name in facts}
+    site = facts.pop("site", Site(""))
+    job = fill(planning.Job, asked=Asked(**asked), site=site, settings=RunSettings(**run))
+    return fill(planning.PreflightFacts, job=job, places=fill(planning.Places), needs=fill(planning.Needs))
 
 
 @pytest.mark.parametrize("topic", TOPICS)
