@@ -115,13 +115,6 @@ class Cluster(NamedTuple):
     nodes: tuple[Node, ...]
     partitions: tuple[Partition, ...]
 
-    def reached(self, partitions: str | None) -> list[Node]:
-        """Return the nodes of these partitions (separated by commas), or all that a job can reach."""
-        if not partitions:
-            return [node for node in self.nodes if node.reachable]
-        names = set(partitions.split(","))
-        return [node for node in self.nodes if not names.isdisjoint(node.partitions)]
-
     def gpu_nodes(self, kind: str | None) -> list[Node]:
         return [node for node in self.nodes if node.total(kind)]
 
@@ -271,29 +264,6 @@ def _fewest_nodes(sizes: Iterable[int], gpus: int) -> int | None:
         if least * number >= gpus:
             return number
     return None
-
-
-def largest_size(cluster: Cluster, partitions: str | None = None) -> tuple[int, int | None, int | None] | None:
-    """Return the most GPUs, cores and MiB of a node, in these partitions (separated by commas) or anywhere.
-
-    None: there is no such node. sinfo does not show hidden partitions.
-    """
-    nodes = cluster.reached(partitions)
-    names = {partition.name for partition in cluster.partitions}
-    if not nodes or (partitions and not names.issuperset(partitions.split(","))):
-        return None
-    gpus = max(node.total() for node in nodes)
-    return gpus, _largest(node.cores for node in nodes), _largest(node.memory_mib for node in nodes)
-
-
-def _largest(sizes: Iterable[int | None]) -> int | None:
-    """Return the largest size; None: one is not known, and may be the largest."""
-    largest = 0
-    for size in sizes:
-        if size is None:
-            return None
-        largest = max(largest, size)
-    return largest
 
 
 # --- badcjobs cluster -----------------------------------------------------------------------------------------------

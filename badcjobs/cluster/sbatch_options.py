@@ -81,7 +81,6 @@ _GRES = re.compile(r"(?:gres[/:])?gpu(?::(?P<type>[^:]+))??(?::(?P<number>[0-9]+
 _EXPORTED = re.compile(r"""((?:[^,'"]|'[^']*'|"[^"]*")+)(?:,|$)""")
 _OURS = ("output", "error", "signal", "open-mode", "requeue", "dependency")
 _OF_ONE_NODE = ("nodes", "ntasks", "ntasks-per-node")
-GPU_OPTIONS = ("gres", "gpus", "gpus-per-node", "gpus-per-task", "gpus-per-socket")
 
 
 def read_options(words: Sequence[str]) -> dict[str, str]:

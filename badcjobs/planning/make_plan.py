@@ -20,10 +20,6 @@ from badcjobs.sources.mistakes import SHOWN, with_more
 from badcjobs.words import clock, count, data_size, number, round_up
 
 PLAN_VERSION = 1
-_CAPS = (  # of the site, by which the plan is made
-    "array_tasks", "queued_jobs", "gpu_hours", "files", "node_gpus", "node_cpus", "node_memory_gb", "plan_gpus",
-    "bill_gpu", "bill_memory_gb", "bill_cpu", "bill_rule",
-)  # fmt: skip
 FILES_PER_TASK = 12  # at most ten by contract, Slurm's log, and the manifest with its rows
 FILES_PER_WAVE = 12  # run.toml, job.sqlite, report.html, …, the job script and its list
 _HOUR_MS = 3_600_000
@@ -31,34 +27,76 @@ _OTHER_LENGTH = 2  # times as long: the speed of other chunks is not comparable
 _LAST_IS_LONGER_S = 3.0  # than the others, at most, when recordings are cut on the fly
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CampaignPlan:
     """The plan of a whole campaign."""
 
     survey: Survey
-    audio_hours: float  # of all chunks
-    recording_hours: float  # what neighbouring chunks share counts once
     speed: Speed
     margin: plan_tasks.Margin
     sizing: plan_tasks.Sizing
-    tasks: int
-    work_gpu_hours: float  # at this speed, without start-up
-    start_up_gpu_hours: float  # while the tasks start up, their GPUs wait
-    asked_gpu_hours: float  # what the tasks ask of Slurm, all together
     choice: Choice  # what each task requests
     choices: tuple[Choice, ...]  # all that were compared, the cheapest first
     fastest: Choice
     wish: plan_tasks.PlanWish
-    billed_units: float | None  # of all tasks together; None: the site has no weights
+    site: Site
     waves: tuple[plan_tasks.Wave, ...]
     waves_why: str  # what decides their number
-    running_s: float | None  # of all waves, without any waiting in the queue; None: not known
     gpus: int | None  # at a time; None: not known, nor when it is finished
     gpus_why: str
-    parallel: int | None  # tasks at a time; None: as many as there are
-    site: Site
-    files: int  # at most, of the whole campaign
     remarks: tuple[Remark, ...] = ()
+
+    @property
+    def tasks(self) -> int:
+        """The number of array tasks."""
+        return len(self.sizing.shares)
+
+    @property
+    def audio_hours(self) -> float:
+        """The audio of all chunks."""
+        return self.survey.lengths.total_ms / _HOUR_MS
+
+    @property
+    def recording_hours(self) -> float:
+        """The audio of all recordings: what neighbouring chunks share counts once."""
+        return (self.survey.lengths.total_ms - self.survey.shared_ms) / _HOUR_MS
+
+    @property
+    def work_gpu_hours(self) -> float:
+        """GPU time at this speed, without start-up."""
+        return self.audio_hours / self.choice.rate
+
+    @property
+    def start_up_gpu_hours(self) -> float:
+        """GPU time while tasks start up."""
+        return self.tasks * self.sizing.gpus * billed_start_up_s(self.speed) / 3600
+
+    @property
+    def asked_gpu_hours(self) -> float:
+        """What the tasks ask of Slurm, all together."""
+        return self.tasks * self.sizing.gpus * self.sizing.time_s / 3600
+
+    @property
+    def billed_units(self) -> float | None:
+        """The bill of all tasks together; None: the site has no weights."""
+        units = self.choice.units_per_1000_audio_hours
+        return units and units * self.recording_hours / 1000
+
+    @property
+    def running_s(self) -> float | None:
+        """How long all waves take, without any waiting in the queue; None: not known."""
+        return None if self.gpus is None else sum(wave.running_s for wave in self.waves)
+
+    @property
+    def parallel(self) -> int | None:
+        """How many tasks run at a time; None: as many as there are."""
+        wanted = self.wish.parallel
+        return wanted if wanted and wanted < self.waves[0].tasks else None
+
+    @property
+    def files(self) -> int:
+        """How many files the campaign leaves at most."""
+        return self.tasks * FILES_PER_TASK + len(self.waves) * FILES_PER_WAVE
 
 
 def cut_of(
@@ -97,35 +135,20 @@ def make_plan(
     most, waves_why = plan_tasks.most_tasks(sizing, site)
     gpus, gpus_why = plan_tasks.gpus_at_a_time(sizing, wish, site, most)
     waves = plan_tasks.make_waves(sizing, speed, margin, most, gpus)
-    tasks = len(sizing.shares)
-    all_gpus = tasks * sizing.gpus
-    audio_hours = lengths.total_ms / _HOUR_MS
-    recording_hours = recorded_ms / _HOUR_MS
-    units = choice.units_per_1000_audio_hours
     plan = CampaignPlan(
         survey=survey,
-        audio_hours=audio_hours,
-        recording_hours=recording_hours,
         speed=speed,
         margin=margin,
         sizing=sizing,
-        tasks=tasks,
-        work_gpu_hours=audio_hours / choice.rate,
-        start_up_gpu_hours=all_gpus * billed_start_up_s(speed) / 3600,
-        asked_gpu_hours=all_gpus * sizing.time_s / 3600,
         choice=choice,
         choices=(choices[0], *by_cost),
         fastest=fastest,
         wish=wish,
-        billed_units=units and units * recorded_ms / 3.6e9,
+        site=site,
         waves=waves,
         waves_why=waves_why,
-        running_s=None if gpus is None else sum(wave.running_s for wave in waves),
         gpus=gpus,
         gpus_why=gpus_why,
-        parallel=wish.parallel if wish.parallel and wish.parallel < waves[0].tasks else None,
-        site=site,
-        files=tasks * FILES_PER_TASK + len(waves) * FILES_PER_WAVE,
     )
     return replace(plan, remarks=tuple(_check_plan(plan)))
 
@@ -141,21 +164,19 @@ def _with_workers(speed: Speed, choice: Choice) -> Speed:
 
 
 def _nothing_to_plan(survey: Survey) -> BadInput:
-    lengths, mistakes, size = survey.lengths, survey.mistakes, survey.walk.size
+    lengths = survey.lengths
+    mistakes = survey.mistakes
     names = [name for faulty in survey.walk.remarks.faults.values() for name in faulty]
     names += [*survey.unknown_names, *mistakes.examples(SHOWN)[0]]
-    what = f"there is nothing to plan: {mistakes.words} cannot be used, and there are no others"
     if lengths.unknown:
-        why = f"{count(lengths.unknown, 'file')} without a length in the header"
-        if size.not_here_unknown:
-            amount = data_size(size.not_here_total_bytes)
-            why = f"git-annex has not fetched {count(size.not_here, 'file')} ({amount});"
-            why += " with one of them here, the others are estimated by their size"
-        what = f"the length of the audio is not known: {why}"
+        what = f"the length of the audio is not known: {count(lengths.unknown, 'file')} without a length in the header"
+        if survey.walk.size.not_here_unknown:
+            what += ", or not fetched by git-annex; with one of them here, the others are estimated by their size"
     elif lengths.rows:
-        have = "chunks have" if lengths.rows > 1 else "chunk has"
-        what = f"there is no audio in the source: its {lengths.rows:,} {have} none"
-    fix = size.not_here_fix or mistakes.fix or "badcjobs check SOURCE"
+        what = f"there is no audio in the source, which has {count(lengths.rows, 'chunk')}"
+    else:
+        what = f"there is nothing to plan: {mistakes.words} cannot be used, and there are no others"
+    fix = survey.walk.size.not_here_fix or mistakes.fix or "badcjobs check SOURCE"
     return BadInput(what, why="\n".join(with_more(names[:SHOWN], len(names))) or None, fix=fix)
 
 
@@ -279,36 +300,35 @@ def _length(seconds: float) -> str:
 
 def to_dict(plan: CampaignPlan) -> dict[str, Any]:
     """Return the JSON document; the same plan gives the same document, byte for byte."""
+    site = {name: value for name, value in asdict(plan.site).items() if value not in (None, "", ())}
     document = {
         "version": PLAN_VERSION,
         "source": _source_document(plan.survey),
         "audio_hours": plan.audio_hours,
         "recording_hours": plan.recording_hours,
-        "speed": _rounded(asdict(plan.speed)),
+        "speed": asdict(plan.speed),
         "gpu_hours": plan.work_gpu_hours,
         "start_up_gpu_hours": plan.start_up_gpu_hours,
         "asked_gpu_hours": plan.asked_gpu_hours,
         "tasks": _tasks_document(plan),
-        "choices": [_rounded(choice._asdict()) for choice in plan.choices],
-        "billed_units": plan.billed_units and round(plan.billed_units, 3),
-        "margin": _rounded(asdict(plan.margin)),
+        "choices": [choice._asdict() for choice in plan.choices],
+        "billed_units": plan.billed_units,
+        "margin": asdict(plan.margin),
         "files": plan.files,
-        "caps": _caps_document(plan.site),
+        "site": site,
         "waves": [_wave_document(wave, plan) for wave in plan.waves],
         "waves_why": plan.waves_why,
         "gpus_at_a_time": plan.gpus,
         "gpus_why": plan.gpus_why,
-        "running_s": plan.running_s and round(plan.running_s, 3),
-        "remarks": [
-            {"severity": r.severity, "subject": r.subject, "text": r.text, "fix": r.fix, "examples": r.details}
-            for r in plan.remarks
-        ],
+        "running_s": plan.running_s,
+        "remarks": [remark.to_dict() for remark in plan.remarks],
     }
-    return _rounded(document)
+    return {key: _rounded(value) for key, value in document.items()}
 
 
 def _source_document(survey: Survey) -> dict[str, Any]:
-    lengths, mistakes = survey.lengths, survey.mistakes
+    lengths = survey.lengths
+    mistakes = survey.mistakes
     return {
         "chunks": lengths.rows,
         "cut": survey.cut,
@@ -327,42 +347,36 @@ def _source_document(survey: Survey) -> dict[str, Any]:
 def _tasks_document(plan: CampaignPlan) -> dict[str, Any]:
     hours = [share.audio_ms / _HOUR_MS for share in plan.sizing.shares]
     rows = [share.rows for share in plan.sizing.shares]
-    document = {
+    return {
         "count": plan.tasks,
         **plan.choice._asdict(),
         "time_s": plan.sizing.time_s,
         "time_chosen": plan.wish.time_s is None,
-        "expected_s": round(plan.sizing.expected_s, 3),
+        "expected_s": plan.sizing.expected_s,
         "audio_hours_least": min(hours),
         "audio_hours_most": max(hours),
         "rows_least": min(rows),
         "rows_most": max(rows),
     }
-    return _rounded(document)
-
-
-def _caps_document(site: Site) -> dict[str, Any]:
-    document = {
-        "site": site.name or None,
-        "time_s": site.time_h and 3600 * site.time_h,
-        "space_bytes": site.space_tb and 1e12 * site.space_tb,
-        "plan_time_s": site.plan_time_h and 3600 * site.plan_time_h,
-        **{name: getattr(site, name) for name in _CAPS},
-    }
-    return _rounded(document)
 
 
 def _wave_document(wave: plan_tasks.Wave, plan: CampaignPlan) -> dict[str, Any]:
-    document = {
+    return {
         "number": wave.number,
         "tasks": wave.tasks,
         "rows": wave.rows,
         "audio_hours": wave.audio_ms / _HOUR_MS,
         "asked_gpu_hours": wave.tasks * plan.sizing.gpus * plan.sizing.time_s / 3600,
-        "running_s": plan.gpus and round(wave.running_s, 3),
+        "running_s": plan.gpus and wave.running_s,
     }
-    return _rounded(document)
 
 
-def _rounded(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: round(value, 6) if isinstance(value, float) else value for key, value in values.items()}
+def _rounded(value: Any) -> Any:
+    """Return a value of the document with at most six decimals."""
+    if isinstance(value, float):
+        return round(value, 6)
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(item) for item in value]
+    return value

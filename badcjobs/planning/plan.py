@@ -18,7 +18,7 @@ import math
 import os
 import shlex
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import islice
@@ -37,12 +37,12 @@ from badcjobs.planning.findings import FINE, Remark, below, folded, worst_first
 from badcjobs.planning.make_plan import CampaignPlan, cut_of, make_plan, to_dict
 from badcjobs.planning.place_rules import check_out, results_bytes
 from badcjobs.planning.plan_speed import Speed, find_speed
-from badcjobs.planning.plan_survey import Lengths, Progress, RowFile, read_sources
+from badcjobs.planning.plan_survey import Progress, RowFile, read_sources
 from badcjobs.planning.plan_tasks import PlanWish, check_wish, make_margin
 from badcjobs.planning.preflight_facts import look_at_folder
 from badcjobs.planning.site import Site, find_site
 from badcjobs.project import Project
-from badcjobs.report.rules import PROBLEM, known_texts
+from badcjobs.report.rules import PROBLEM
 from badcjobs.report.tables import WIDTH, Row, Table, columns, table_text
 from badcjobs.settings import AUTO, PlanSettings, RunSettings, SubmitSettings, absolute
 from badcjobs.sources.badc_manifest import Manifest
@@ -245,104 +245,79 @@ def _script_filler(order: PlanOrder, site: Site, cwd: Path) -> FillScript:
     return fill
 
 
-# --- plan words -------------------------------------------------------------------------------------------------------
+# --- the plan as text ------------------------------------------------------------------------------------------------
 
 _INDENT = 14
 _DAY_S = 86_400
 _SHOWN_SCRIPTS = 3
 _SHOWN_CHOICES = 6
 _SHOWN_SOURCES = 3
-
-# name of a line → its parts as known_texts takes them, with values of _figures; without text: left out
-_LINES = {
-    "": (
-        "{all_hours:one} GPU-hours in {tasks:count array_task} and {many:count wave}",
-        "; {billed_units:one} billed units",
-        "; {problems:count problem?}",
-    ),
-    "request": (
-        "--gpus-per-node={choice.gpus} --cpus-per-task={choice.cpus} --mem={choice.mem_gb}G --time={time}{prefer}",
-    ),
-    "run": ("{run}",),
-    "cost": (
-        "{choice.units_per_1000_audio_hours:one?} billed units per 1,000 audio-hours, with {billed_s:,.0f} s of"
-        " start-up per task, {how}: {choice.units_per_hour:g} an hour for a task",
-        "{no_weights}",
-        "; {choice.joules_per_audio_hour:round?} J per audio-hour",
-    ),
-    "choices": (
-        "(workers per GPU; units per 1,000 audio-hours and J per audio-hour include start-up; for the"
-        " cheapest, estimates count 5 % more, and within 1 % the energy decides)",
-    ),
-    "source": ("{sources}",),
-    "audio": (
-        "{audio_hours:one} hours in {lengths.rows:count chunk}{shared}{cut}; mean {mean_s:,.1f} s{sounding},"
-        " longest {longest_s:,.1f} s",
-    ),
-    "speed": ("{speed.audio_hours_per_gpu_hour:one} audio-hours per GPU-hour, {speed.origin}{measured}",),
-    "GPU time": (
-        "{work_gpu_hours:one} GPU-hours of work and {start_up_gpu_hours:one} of start-up"
-        " ({billed_s:,.0f} s per task, {how}); {asked_gpu_hours:one} are requested, with a margin",
-    ),
-    "tasks": (
-        "{tasks:count array_task} of {sizing.gpus:count GPU} with {each} hours of audio{tasks:| each}:"
-        " about {sizing.expected_s:duration} of {time}",
-    ),
-    "margin": (
-        "start-up {margin.start_up_s:,.0f} s ({how}), an orderly end {margin.end_s:,.0f} s, and between them"
-        " each task may be {margin.factor:.2f} times as slow as the mean ({margin.why})",
-    ),
-    "memory": ("--mem={choice.mem_gb}G: {choice.mem_why}",),
-    "time": ("--time={time}: {time_why}",),
-    "waves": ("{sizes}{waves_why}",),
-    "files": ("{files:,} at most, with shards, logs and job scripts; none per chunk{quota}",),
-    "space": ("{space}",),
-    "finished": (
-        "not known without --parallel N; 1 GPU takes {alone}, with the start-up of the margin",
-        "after {running} of running with {gpus:count GPU} at a time ({gpus_why}); time in the queue not included",
-    ),
-    "measured on": ("{speed.devices:list}",),
-}
+_ABOUT_CHOICES = (
+    "(workers per GPU; units per 1,000 audio-hours and J per audio-hour include start-up; for the cheapest, estimates"
+    " count 5 % more, and within 1 % the energy decides)"
+)
 
 
 def plan_text(planned: Planned, width: int = WIDTH) -> str:
     """Return the plan as text; the same plan gives the same text."""
     plan = planned.plan
-    figures = _figures(planned)
-    lines: list[str] = []
-    for name, parts in _LINES.items():
-        text = "".join(known_texts(parts, figures))
-        if not name:
-            lines += [text, ""]
-        elif name == "choices":
-            lines += ["", *_choice_lines(plan, text, width)]
-        elif text:
-            lines += folded(name, text, _INDENT, width)
+    lines = [_headline(plan), ""]
+    for label, text in _request_lines(planned):
+        lines += folded(label, text, _INDENT, width)
+    lines += ["", *_choice_lines(plan, width)]
+    for label, text in (*_work_lines(planned), *_task_lines(plan)):
+        lines += folded(label, text, _INDENT, width)
     for remark in worst_first(plan.remarks):
         lines += ["", *folded(remark.severity, f"{remark.subject}: {remark.text}", _INDENT, width)]
         lines += below(remark, _INDENT)
     return "\n".join([*lines, *_written_lines(planned, width)])
 
 
-def _written_lines(planned: Planned, width: int) -> list[str]:
-    """Return what was written, and the commands to paste."""
-    lines = []
-    if planned.folder is not None:
-        files = f"{count(planned.plan.tasks, 'shard')}, {count(len(planned.written), 'job script')}"
-        lines += ["", *folded("written", f"{planned.folder}: {files}", _INDENT, width)]
-    if planned.left_out is not None:
-        lines += folded("left out", f"the full list with reasons: {planned.left_out}", _INDENT, width)
-    margin = " " * _INDENT
-    for script, out in planned.written[:_SHOWN_SCRIPTS]:
-        lines.append(f"{margin}sbatch {shell_line(script)}")
-        lines.append(f"{margin}badcjobs merge {shell_line(out)}   (once it has ended)")
-    hidden = len(planned.written) - _SHOWN_SCRIPTS
-    if hidden > 0:
-        lines.append(f"{margin}… and {hidden:,} more, each after the one before has ended")
-    return lines
+def _headline(plan: CampaignPlan) -> str:
+    gpu_hours = number(plan.work_gpu_hours + plan.start_up_gpu_hours)  # as they are billed
+    parts = [f"{gpu_hours} GPU-hours in {count(plan.tasks, 'array task')} and {count(len(plan.waves), 'wave')}"]
+    if plan.billed_units is not None:
+        parts.append(f"{number(plan.billed_units)} billed units")
+    problems = sum(remark.severity == PROBLEM for remark in plan.remarks)
+    if problems:
+        parts.append(count(problems, "problem"))
+    return "; ".join(parts)
 
 
-def _choice_lines(plan: CampaignPlan, note: str, width: int) -> list[str]:
+def _request_lines(planned: Planned) -> Iterator[tuple[str, str]]:
+    """Yield what a task requests, with which options it runs, and what it costs."""
+    plan = planned.plan
+    choice = plan.choice
+    preferred = f" (the {_preferred(plan.site, plan.wish.prefer)})" if len(plan.choices) > 1 else ""
+    resources = f"--gpus-per-node={choice.gpus} --cpus-per-task={choice.cpus} --mem={choice.mem_gb}G"
+    yield "request", f"{resources} --time={clock(plan.sizing.time_s)}{preferred}"
+
+    workers = choice.workers if plan.speed.points or plan.wish.workers else AUTO
+    options = f"--workers-per-gpu {workers}"
+    cutting = planned.cutting
+    if cutting.chunk_length_s:
+        options += f" --chunk-length {cutting.chunk_length_s:g}"
+    if cutting.overlap_s:
+        options += f" --overlap {cutting.overlap_s:g}"
+    if planned.folder and plan.survey.cut and cutting.chunk_length_s:
+        options += " (the shards are cut)"
+    yield "run", options
+
+    cost = "not known: no --site with [billing]"
+    if choice.units_per_1000_audio_hours is not None:
+        cost = f"{number(choice.units_per_1000_audio_hours)} billed units per 1,000 audio-hours, with"
+        cost += f" {_start_up(plan)}: {choice.units_per_hour:g} an hour for a task"
+    if choice.joules_per_audio_hour:
+        cost += f"; {choice.joules_per_audio_hour:,.0f} J per audio-hour"
+    yield "cost", cost
+
+
+def _start_up(plan: CampaignPlan) -> str:
+    measured = "measured" if plan.margin.start_up_measured else "assumed"
+    return f"{billed_start_up_s(plan.speed):,.0f} s of start-up per task, {measured}"
+
+
+def _choice_lines(plan: CampaignPlan, width: int) -> list[str]:
     """Return the choices side by side: the cheapest, the fastest, and those that differ from the cheapest in one."""
     if len(plan.choices) == 1:
         return []
@@ -359,11 +334,11 @@ def _choice_lines(plan: CampaignPlan, note: str, width: int) -> list[str]:
     lines = table_text(Table("choices", "", heads, rows), width)
     if len(rows) < len(plan.choices):
         lines.append(f"  {len(rows)} of {len(plan.choices)} choices; all of them: --json")
-    return [*lines, *folded("", note, 4, width), ""]
+    return [*lines, *folded("", _ABOUT_CHOICES, 4, width), ""]
 
 
 def _choice_row(choice: Choice, plan: CampaignPlan, best: Mapping[str, Choice]) -> Row:
-    marks = [word for word, other in best.items() if choice == other]
+    marks = [name for name, other in best.items() if choice == other]
     if choice.measured:
         marks.append("measured")
     else:
@@ -389,109 +364,110 @@ def _preferred(site: Site, prefer: str) -> str:
     return "cheapest" if site.billing else "least GPU time"
 
 
-def _figures(planned: Planned) -> dict[str, Any]:
-    """Return what the lines of the text are filled with."""
+def _work_lines(planned: Planned) -> Iterator[tuple[str, str]]:
+    """Yield what the source has, and the GPU time that it takes."""
     plan = planned.plan
-    alone_s = plan.work_gpu_hours * 3600 + plan.tasks * plan.margin.start_up_s
-    no_weights = None if plan.site.billing else "not known: no --site with [billing]"
-    return {
-        **vars(plan),
-        **_source_figures(planned),
-        **_task_figures(plan),
-        "billed_s": billed_start_up_s(plan.speed),
-        "how": "measured" if plan.margin.start_up_measured else "assumed",
-        "problems": sum(remark.severity == PROBLEM for remark in plan.remarks),
-        "all_hours": plan.work_gpu_hours + plan.start_up_gpu_hours,  # as they are billed
-        "quota": f"; the quota of {plan.site.name} is {plan.site.files:,}" if plan.site.files else "",
-        "space": _space(plan),
-        "alone": span(alone_s) if plan.running_s is None else None,
-        "running": None if plan.running_s is None else span(plan.running_s),
-        "run": _run_options(planned),
-        "no_weights": no_weights,
-    }
-
-
-def _source_figures(planned: Planned) -> dict[str, str | float | Lengths]:
-    """Return what the source and the measured speed are, in words."""
-    plan = planned.plan
-    survey, speed = plan.survey, plan.speed
+    survey = plan.survey
     lengths = survey.lengths
-    hours_of_recordings = f", out of {number(plan.recording_hours)} hours of recordings (chunks overlap)"
-    measured = f" ({count(speed.tasks, 'task')}, {number(speed.gpu_hours, 2)} GPU-hours without start-up)"
+    speed = plan.speed
     sources = ", ".join(planned.descriptions[:_SHOWN_SOURCES])
     hidden = len(planned.descriptions) - _SHOWN_SOURCES
-    if hidden > 0:
-        sources += f" and {hidden:,} more"
-    return {
-        "lengths": lengths,
-        "sources": sources,
-        "cut": f", {survey.cut:,} of them cut out of longer files on the fly" if survey.cut else "",
-        "shared": hours_of_recordings if survey.shared_ms else "",
-        "sounding": f" (of the {lengths.rows - lengths.empty:,} with audio)" if lengths.empty else "",
-        "mean_s": lengths.mean_ms / 1000,
-        "longest_s": lengths.longest_ms / 1000,
-        "measured": "" if speed.gpu_hours is None else measured,
-    }
+    yield "source", f"{sources} and {hidden:,} more" if hidden > 0 else sources
+
+    audio = f"{number(plan.audio_hours)} hours in {count(lengths.rows, 'chunk')}"
+    if survey.shared_ms:
+        audio += f", out of {number(plan.recording_hours)} hours of recordings (chunks overlap)"
+    if survey.cut:
+        audio += f", {survey.cut:,} of them cut out of longer files on the fly"
+    audio += f"; mean {lengths.mean_ms / 1000:,.1f} s"
+    if lengths.empty:
+        audio += f" (of the {lengths.rows - lengths.empty:,} with audio)"
+    yield "audio", f"{audio}, longest {lengths.longest_ms / 1000:,.1f} s"
+
+    origin = f"{number(speed.audio_hours_per_gpu_hour)} audio-hours per GPU-hour, {speed.origin}"
+    if speed.gpu_hours is not None:
+        origin += f" ({count(speed.tasks, 'task')}, {number(speed.gpu_hours, 2)} GPU-hours without start-up)"
+    yield "speed", origin
+    if speed.devices:
+        yield "measured on", ", ".join(speed.devices)
+    gpu_time = f"{number(plan.work_gpu_hours)} GPU-hours of work and {number(plan.start_up_gpu_hours)} of start-up"
+    asked = f"{number(plan.asked_gpu_hours)} are requested, with a margin"
+    yield "GPU time", f"{gpu_time} ({_start_up(plan)}); {asked}"
 
 
-def _task_figures(plan: CampaignPlan) -> dict[str, str | int]:
-    """Return what the tasks and the waves are, in words."""
-    waves, sizing = plan.waves, plan.sizing
+def _task_lines(plan: CampaignPlan) -> Iterator[tuple[str, str]]:
+    """Yield the tasks, their limits and waves, what they leave, and when they end."""
+    sizing = plan.sizing
+    margin = plan.margin
+    waves = plan.waves
+    site = plan.site
+    time = clock(sizing.time_s)
     hours = [share.audio_ms / 3_600_000 for share in sizing.shares]
-    bounds = dict.fromkeys([number(min(hours), 2), number(max(hours), 2)])
+    each = " to ".join(dict.fromkeys([number(min(hours), 2), number(max(hours), 2)]))
+    tasks = f"{count(plan.tasks, 'array task')} of {count(sizing.gpus, 'GPU')} with {each} hours of audio each"
+    yield "tasks", f"{tasks}: about {duration(sizing.expected_s)} of {time}"
+
+    measured = "measured" if margin.start_up_measured else "assumed"
+    kept = f"start-up {margin.start_up_s:,.0f} s ({measured}), an orderly end {margin.end_s:,.0f} s"
+    slower = f"each task may be {margin.factor:.2f} times as slow as the mean ({margin.why})"
+    yield "margin", f"{kept}, and between them {slower}"
+    yield "memory", f"--mem={plan.choice.mem_gb}G: {plan.choice.mem_why}"
+
     time_why = "what the fullest task needs"
     if plan.wish.time_s:
         time_why = "as requested"
     elif sizing.expected_s > sizing.time_s:
         time_why = "at most; the fullest task needs more"
-    sizes = "1; "
+    yield "time", f"--time={time}: {time_why}"
+    sizes = "1"
     if len(waves) > 1:
-        tasks = " or ".join(dict.fromkeys([f"{waves[-1].tasks:,}", f"{waves[0].tasks:,}"]))
-        sizes = f"{len(waves):,} of {tasks} tasks, one after another: "
-    prefer = _preferred(plan.site, plan.wish.prefer)
-    if prefer in (FASTEST, "cheapest"):
-        prefer = f"the {prefer}"
-    return {
-        "each": " to ".join(bounds),
-        "time": clock(sizing.time_s),
-        "time_why": time_why,
-        "many": len(waves),
-        "sizes": sizes,
-        "prefer": f" ({prefer})" if len(plan.choices) > 1 else "",
-    }
+        sizes = f"{len(waves):,} of at most {waves[0].tasks:,} tasks, one after another"
+    yield "waves", f"{sizes}; {plan.waves_why}"
 
-
-def _run_options(planned: Planned) -> str:
-    """Return the options of run that the plan assumes."""
-    plan, cutting = planned.plan, planned.cutting
-    workers = plan.choice.workers if plan.speed.points or plan.wish.workers else AUTO
-    options = [f"--workers-per-gpu {workers}"]
-    if cutting.chunk_length_s:
-        options.append(f"--chunk-length {cutting.chunk_length_s:g}")
-    if cutting.overlap_s:
-        options.append(f"--overlap {cutting.overlap_s:g}")
-    if planned.folder and plan.survey.cut and cutting.chunk_length_s:
-        options.append("(the shards are cut)")
-    return " ".join(options)
+    files = f"{plan.files:,} at most, with shards, logs and job scripts; none per chunk"
+    yield "files", f"{files}; the quota of {site.name} is {site.files:,}" if site.files else files
+    yield "space", _space(plan)
+    running_s = plan.running_s
+    if running_s is None:
+        alone_s = plan.work_gpu_hours * 3600 + plan.tasks * margin.start_up_s
+        yield "finished", f"not known without --parallel N; 1 GPU takes {_span(alone_s)}, with start-up"
+    else:
+        at_a_time = f"{count(plan.gpus or 0, 'GPU')} at a time ({plan.gpus_why})"
+        yield "finished", f"after {_span(running_s)} of running with {at_a_time}; time in the queue not included"
 
 
 def _space(plan: CampaignPlan) -> str:
     """Return the bytes of the source, of the results and of copies, and the quota."""
     size = plan.survey.walk.size
-    needs = results_bytes(plan.survey.lengths.rows, plan.work_gpu_hours)
-    files = count(size.files, "file")
-    source = f"{data_size(size.total_bytes)} in {files}"
-    if size.total_bytes is None:
-        source = f"not known: none of its {files} was found here"
-    elif size.unsized:
-        source = f"about {source} ({size.unsized:,} were not looked at)"
-    text = f"the source: {source}; results: about {data_size(needs)}; copies of audio on the disk of the node: at most"
+    results = data_size(results_bytes(plan.survey.lengths.rows, plan.work_gpu_hours))
+    source = f"{data_size(size.total_bytes)} in {count(size.files, 'file')}"
+    if size.unsized:
+        source += f" ({size.unsized:,} not looked at)"
+    text = f"the source: {source}; results: about {results}; copies of audio on the disk of the node: at most"
     text += f" {data_size(MOST_STAGED_BYTES)} per task"
     if plan.site.space_tb:
         text += f"; the quota of {plan.site.name} is {plan.site.space_tb:g} TB"
     return text
 
 
-def span(seconds: float) -> str:
+def _span(seconds: float) -> str:
     """Return a duration; in days from two days on."""
     return duration(seconds) if seconds < 2 * _DAY_S else f"{seconds / _DAY_S:,.1f} days"
+
+
+def _written_lines(planned: Planned, width: int) -> list[str]:
+    """Return what was written, and the commands to paste."""
+    lines = []
+    if planned.folder is not None:
+        files = f"{count(planned.plan.tasks, 'shard')}, {count(len(planned.written), 'job script')}"
+        lines += ["", *folded("written", f"{planned.folder}: {files}", _INDENT, width)]
+    if planned.left_out is not None:
+        lines += folded("left out", f"the full list with reasons: {planned.left_out}", _INDENT, width)
+    margin = " " * _INDENT
+    for script, out in planned.written[:_SHOWN_SCRIPTS]:
+        lines.append(f"{margin}sbatch {shell_line(script)}")
+        lines.append(f"{margin}badcjobs merge {shell_line(out)}   (once it has ended)")
+    hidden = len(planned.written) - _SHOWN_SCRIPTS
+    if hidden > 0:
+        lines.append(f"{margin}… and {hidden:,} more, each after the one before has ended")
+    return lines

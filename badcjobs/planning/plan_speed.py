@@ -37,15 +37,9 @@ _SHOWN = 3
 _ENOUGH_S = 60.0  # of work; shorter tasks say little about their node
 _SLOWEST_PERCENT = 5
 _MANY_FAILED = 0.1  # of the GPU time
+_SetUp = tuple[int, float]  # workers per GPU, and the length that recordings were cut to; 0: they were not
 Curve = tuple[tuple[float, float], ...]  # length of the chunks in seconds, times real time; the shortest first
 ASSUMED_START_UP_S = 300.0  # models read from a shared filesystem by many tasks at once
-
-
-class _SetUp(NamedTuple):
-    """What the tasks of a job may differ in."""
-
-    workers: int  # per GPU
-    cut_s: float  # the length that recordings were cut to; 0: they were not
 
 
 class Measured(NamedTuple):
@@ -79,9 +73,7 @@ class Speed:
     given: bool = False  # by --rate
     chunk_s: float | None = None  # the mean length of the chunks that it is the speed of
     curve: Curve = ()  # a probe's trials
-    lean_curve: Curve = ()  # with one thread, and nothing beside it
-    safe_s: float | None = None  # longer chunks are done with one thread; None: nothing was too long, or not tried
-    lean_safe_s: float | None = None  # and still longer ones in pieces
+    safe_s: float | None = None  # longer chunks are done with one thread, or in pieces; None: nothing was too long
     best_s: float | None = None  # the best length that is safe
     doubts: tuple[str, ...] = ()  # reasons why it may not apply
     remedy: str | None = None  # a line to paste that measures again; None: not known
@@ -158,9 +150,10 @@ def _of_lessons(settings: RunSettings, environ: Environ) -> Speed | None:
     if cache is None:
         return None
     lessons = Learned(subject_of(settings), [cache / LESSONS]).every()
-    models = {about.partition(",")[0] for about, lesson in lessons.items() if lesson.rates}
-    if len(models) != 1:
+    models = [about.partition(",")[0] for about, lesson in lessons.items() if lesson.rates]
+    if len({*models}) != 1:
         return None
+    model = models[0]
     points = []
     for lesson in lessons.values():
         for number, rate in lesson.rates.items():
@@ -171,9 +164,9 @@ def _of_lessons(settings: RunSettings, environ: Environ) -> Speed | None:
     points.sort(key=lambda point: -point.rate)
     return Speed(
         audio_hours_per_gpu_hour=points[0].rate,
-        origin=f"learned by earlier runs on {', '.join(models)}",
+        origin=f"learned by earlier runs on {model}",
         memory_bytes=min((lesson.memory_bytes for lesson in lessons.values() if lesson.memory_bytes), default=None),
-        devices=tuple(models),
+        devices=(model,),
         points=tuple(points),
         chunk_s=points[0].chunk_s,
     )
@@ -258,13 +251,14 @@ def speed_of(job: JobFacts, name: str) -> Speed:
 
 def _set_up(task: TaskFacts) -> _SetUp:
     workers = max(1, round((task.workers or 0) / (task.devices or 1)))
-    return _SetUp(workers, parse_settings(task.settings).get("chunk_length") or 0.0)
+    return workers, parse_settings(task.settings).get("chunk_length") or 0.0
 
 
 def _point_of(
     job: JobFacts, set_up: _SetUp, tasks: Sequence[TaskFacts], work_s: Mapping[str, float], smallest_bytes: int
 ) -> Measured:
     """Return what the tasks with a set-up have shown."""
+    workers, cut_s = set_up
     names = {task.name for task in tasks}
     devices = [device for device in job.devices if device.task in names]
     audio_s = sum(task.audio_s for task in tasks)
@@ -274,7 +268,7 @@ def _point_of(
     sized = [device for device in devices if device.memory_total_bytes]
     smallest = [device for device in sized if device.memory_total_bytes == smallest_bytes]
     return Measured(
-        workers=set_up.workers,
+        workers=workers,
         rate=audio_s / sum(work_s[task.name] for task in tasks),
         chunk_s=audio_s / done if done else None,
         memory_bytes=_most_per_gpu((task.memory_peak_bytes, task.devices) for task in tasks),
@@ -282,7 +276,7 @@ def _point_of(
         cores=_most_per_gpu((task.cpu_mean_cores, task.devices) for task in tasks),
         power_w=energy_j / measured_s if measured_s else None,
         idle_w=min((d.metrics["power_w"].minimum for d in devices if "power_w" in d.metrics), default=None),
-        cut_s=set_up.cut_s,
+        cut_s=cut_s,
     )
 
 
@@ -392,13 +386,11 @@ def _by_device(probes: Sequence[Probed]) -> list[list[Probed]]:
 
 
 def _choose(probes: Sequence[Probed], version: str | None, workers: int | None) -> tuple[ProbeKey, Speed]:
-    """Return the newest probe that matches, with doubts if none or several match.
-
-    ``version`` and ``workers`` None: any will do.
-    """
+    """Return the newest probe that matches, with doubts if none does; ``version`` and ``workers`` None: any will do."""
     of_version = [probe for probe in probes if version is None or _is_version(probe.key, version)] or probes
     fitting = [probe for probe in of_version if workers in (None, probe.key.workers)] or of_version
-    newest = max(fitting, key=lambda probe: (probe.at or "", str(probe.key)))
+    oldest_first = sorted(fitting, key=lambda probe: (probe.at or "", str(probe.key)))
+    newest = oldest_first[-1]
     key = newest.key
     doubts = []
     if version is not None and not _is_version(key, version):
@@ -406,11 +398,7 @@ def _choose(probes: Sequence[Probed], version: str | None, workers: int | None) 
     if workers is not None and key.workers != workers:
         measured = f"it was measured with {count(key.workers, 'worker')} per GPU"
         doubts.append(f"{measured}, and the tasks will have {count(workers, 'worker')} per GPU")
-    alike = [probe for probe in fitting if probe.key.workers == key.workers]
-    if len(alike) > 1:
-        older = [f"{device_words(p.key)}, {setup_words(p.key)}" for p in alike if p is not newest]
-        doubts.append(f"it is the newest of {len(alike)} probes that it could be; not taken: {'; '.join(older)}")
-    newest_by_workers = {probe.key.workers: probe for probe in sorted(fitting, key=lambda probe: probe.at or "")}
+    newest_by_workers = {probe.key.workers: probe for probe in oldest_first}
     newest_by_workers.pop(key.workers)
     return key, _speed_of_probe(newest, doubts, list(newest_by_workers.values()))
 
@@ -429,28 +417,21 @@ def _speed_of_probe(probe: Probed, doubts: Sequence[str], with_other_workers: Se
             if trial.outcome == FITS and not trial.lean and trial.times_real_time:
                 rate, memory_bytes = trial.times_real_time, trial.host_peak_bytes
                 points.append(Measured(measured.key.workers, rate, trial.length_s, memory_bytes, trial.peak_bytes))
-    curve = _curve_of(probe, lean=False)
+    fitting = [trial for trial in probe.trials if trial.outcome == FITS and not trial.lean]
+    curve = sorted((trial.length_s, trial.times_real_time) for trial in fitting if trial.times_real_time)
     return Speed(
         audio_hours_per_gpu_hour=result.times_real_time or 0.0,  # of one device, with all its workers
-        origin=f"from a probe of {key.gpu} with {setup_words(key)}" + ("" if curve else ", at its best length"),
+        origin=f"from a probe of {key.gpu} with {setup_words(key)}",
         devices=(key.gpu,),
         memory_bytes=key.memory_bytes,
         start_up_s=max((trial.start_up_s for trial in probe.trials if trial.start_up_s), default=None),
         points=tuple(points),
         chunk_s=result.best_s,
-        curve=curve,
-        lean_curve=_curve_of(probe, lean=True),
+        curve=tuple(curve),
         safe_s=None if result.too_long_s is None else result.safe_s,
-        lean_safe_s=None if result.lean_too_long_s is None else result.lean_safe_s,
         best_s=result.best_s,
         doubts=tuple(doubts),
     )
-
-
-def _curve_of(probe: Probed, *, lean: bool) -> Curve:
-    """Return the speed by length of the trials that were measured in one of the two ways."""
-    fitting = (trial for trial in probe.trials if trial.outcome == FITS and trial.lean is lean)
-    return tuple(sorted((trial.length_s, trial.times_real_time) for trial in fitting if trial.times_real_time))
 
 
 # --- chunks of other lengths ------------------------------------------------------------------------------------------
@@ -460,13 +441,7 @@ def at_length(speed: Speed, chunk_s: float) -> Speed:
     """Return the speed for chunks of a length, where trials of several are known; else the speed as it is."""
     if not speed.curve or chunk_s <= 0:
         return speed
-    if speed.safe_s is not None and chunk_s > speed.safe_s and speed.lean_curve:
-        piece_s = min(chunk_s, speed.lean_safe_s or chunk_s)
-        rate, how = read_off(speed.lean_curve, piece_s)
-        pieces = f" in pieces of {piece_s:g} s" if piece_s < chunk_s else ""
-        how = f"longer than is safe, so with one thread{pieces}: {how}"
-    else:
-        rate, how = read_off(speed.curve, chunk_s)
+    rate, how = read_off(speed.curve, chunk_s)
     origin = f"{speed.origin}, for chunks of {chunk_s:,.3g} s ({how})"
     return replace(speed, audio_hours_per_gpu_hour=rate, origin=origin, chunk_s=chunk_s)
 

@@ -7,10 +7,9 @@ import heapq
 import io
 from array import array
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import itemgetter
 from pathlib import Path
 from typing import TextIO
 
@@ -69,7 +68,7 @@ class Lengths:
         self._many = array("I")
 
     def add(self, length_ms: int | None, many: int = 1) -> None:
-        """Take the next chunk, or neighbours that are equally long."""
+        """Take the next chunk, or several of one length; neighbours that are equally long are kept together."""
         self.rows += many
         if length_ms is None:
             self.unknown += many
@@ -77,8 +76,12 @@ class Lengths:
             self.known_ms += many * length_ms
             self.longest_ms = max(self.longest_ms, length_ms)
             self.empty += 0 if length_ms else many
-        self._ms.append(_UNKNOWN if length_ms is None else min(length_ms, _LONGEST_MS))
-        self._many.append(many)
+        kept_ms = _UNKNOWN if length_ms is None else min(length_ms, _LONGEST_MS)
+        if self._ms and self._ms[-1] == kept_ms:
+            self._many[-1] += many
+        else:
+            self._ms.append(kept_ms)
+            self._many.append(many)
 
     def cut(self, cutting: Cutting) -> Lengths:
         """Return those of the chunks into which these recordings are cut."""
@@ -135,7 +138,6 @@ class Lengths:
 
 EXAMPLES = 20
 LONGEST_SHOWN = 3
-_LINES_AT_ONCE = 1000
 
 
 @dataclass(slots=True)
@@ -152,62 +154,51 @@ class Survey:
     nothing_there: int = 0  # chunks that will fail: their file ends before them
     longest: list[tuple[int, str]] = field(default_factory=list)  # length and name, the longest first
     places: PlaceCounts | None = None  # None: no place is given
-    _shown_ms: int = 0  # only longer chunks are shown
+    _before: tuple[str, int, int] = ("", 0, 0)  # the recording of the last chunk with audio, and where that was
 
     def read(self, rows: Iterable[PlannedRow], kept: RowFile | None, progress: Progress) -> None:
         """Count all rows, and keep them if there is a file for them."""
-        before = ""  # the recording of the last row with audio, and where that was
-        from_ms = until_ms = 0
-        equal_ms = None
-        equal = 0  # neighbours that are equally long
         for row_number, row in enumerate(rows, 1):
-            start_ms, end_ms = row.start_ms, row.end_ms
-            if row.there_ms is not None and end_ms is not None and row.there_ms < end_ms:
-                end_ms = max(start_ms, row.there_ms)  # no more will be done
-                self.nothing_there += end_ms == start_ms
-            length_ms = None if end_ms is None else end_ms - start_ms
-            if row.fails:
-                length_ms = 0
-            if length_ms == equal_ms:
-                equal += 1
-            else:
-                self.lengths.add(equal_ms, equal)
-                equal_ms = length_ms
-                equal = 1
-            if length_ms is None:
-                self._note_unknown(row.path)
-            elif length_ms > self._shown_ms:
-                self._note_long(length_ms, row)
-            if end_ms is not None and not row.fails:
-                if start_ms < until_ms and row.recording_id == before:
-                    self.shared_ms += max(0, min(end_ms, until_ms) - max(start_ms, from_ms))
-                before = row.recording_id
-                from_ms = start_ms
-                until_ms = end_ms
+            end_ms = self._end_of(row)
             self.cut += row.is_cut
+            if row.fails:
+                self.lengths.add(0)
+            elif end_ms is None:
+                self.lengths.add(None)
+                if len(self.unknown_names) < EXAMPLES:
+                    self.unknown_names.append(row.path)
+            else:
+                self.lengths.add(end_ms - row.start_ms)
+                self._note_long(end_ms - row.start_ms, row)
+                self._note_shared(row, end_ms)
             if kept is not None:
                 kept.add(row)
             if not row_number & 0xFF:  # a call for each of a million rows takes too long
                 progress(row_number)
-        self.lengths.add(equal_ms, equal)
 
-    def _note_unknown(self, path: str) -> None:
-        if len(self.unknown_names) < EXAMPLES:
-            self.unknown_names.append(path)
+    def _end_of(self, row: PlannedRow) -> int | None:
+        """Return where a chunk ends: no later than the audio of its truncated file."""
+        end_ms = row.end_ms
+        if end_ms is None or row.there_ms is None or row.there_ms >= end_ms:
+            return end_ms
+        self.nothing_there += row.there_ms <= row.start_ms
+        return max(row.start_ms, row.there_ms)
+
+    def _note_shared(self, row: PlannedRow, end_ms: int) -> None:
+        """Count the audio that a chunk and the one before it both have."""
+        recording_id, from_ms, until_ms = self._before
+        if row.recording_id == recording_id and row.start_ms < until_ms:
+            self.shared_ms += max(0, min(end_ms, until_ms) - max(row.start_ms, from_ms))
+        self._before = row.recording_id, row.start_ms, end_ms
 
     def _note_long(self, length_ms: int, row: PlannedRow) -> None:
         """Keep the name of a chunk that is longer than those that are shown."""
-        self.longest.append((length_ms, f"{row.chunk_id} in {row.path}"))
-        self.longest.sort(key=lambda chunk: -chunk[0])  # of equal ones the first stay
-        del self.longest[LONGEST_SHOWN:]
-        if len(self.longest) == LONGEST_SHOWN:
-            self._shown_ms = self.longest[-1][0]
-
-
-# The fields of a row, before they are picked: kind, identity, path and times; "", CUT, and those of its manifest.
-_EMPTY_AT = 6
-_CUT_AT = 7
-_FIELDS_AT = 8
+        shown = self.longest
+        if len(shown) == LONGEST_SHOWN and length_ms <= shown[-1][0]:
+            return
+        shown.append((length_ms, f"{row.chunk_id} in {row.path}"))
+        shown.sort(key=lambda chunk: -chunk[0])  # of equal ones the first stay
+        del shown[LONGEST_SHOWN:]
 
 
 class RowFile:
@@ -218,63 +209,18 @@ class RowFile:
         self._forget()
 
     def _forget(self) -> None:
-        self._unwritten: list[str] = []  # a call for each of a million lines takes too long
-        self._further: list[str] = []  # names of the columns behind those of BADC
-        self._kinds: dict[tuple[str, Columns, bool], int] = {}  # base of the path, columns, with CUT → its columns
-        # Of the last row:
-        self._base = ""
-        self._columns: Columns | None = None
-        self._with_cut = False
-        # Of its kind: its number, the places of its fields in a shard, and the commas between them.
-        self._number = ""
-        self._pick = itemgetter(0)
-        self._commas = 0
+        self._writer = csv.writer(self._file, lineterminator="\r\n")  # so that a name with either of them is quoted
+        self._kinds: dict[tuple[str, Columns], int] = {}  # folder of a relative path, columns → number
+        self._is_cut = False  # a row has the column CUT
 
     def add(self, row: PlannedRow) -> None:
         """Store a row."""
-        recording_id, chunk_id, path, base, start_ms, end_ms, _, cut, fields, columns, *_ = row
-        if columns is not self._columns or base != self._base or (cut and not self._with_cut):
-            self._begin(base, columns, self._with_cut or cut != "")
+        kind = self._kinds.setdefault((row.base, row.columns), len(self._kinds))
         # A row that ends where it begins is refused; without an end, the length comes from the header.
-        end = "" if end_ms is None or end_ms <= start_ms else str(end_ms)
-        picked = self._pick((self._number, recording_id, chunk_id, path, str(start_ms), end, "", cut, *fields))
-        text = ",".join(picked)
-        if text.count(",") != self._commas or '"' in text or "\n" in text or "\r" in text:
-            text = _line(picked)  # not for every row: the csv module takes three times as long
-        self._unwritten.append(text)
-        if len(self._unwritten) == _LINES_AT_ONCE:
-            self._write()
-
-    def _begin(self, base: str, columns: Columns, with_cut: bool) -> None:
-        """Find the place of each field, in all shards, for rows of another kind than the last one."""
-        named = list(zip(columns.further_names, columns.further, strict=True))
-        if with_cut:
-            named.append((CUT, _CUT_AT - _FIELDS_AT))
-        fields: dict[int, int] = {}  # which of the further columns → which field
-        for name, field_number in named:
-            fields[self._further_place(name, fields)] = _FIELDS_AT + field_number
-        carried = [columns.overlap_ms, columns.sha256, columns.notes]
-        places = [_EMPTY_AT if number is None else _FIELDS_AT + number for number in carried]
-        places += [fields.get(place, _EMPTY_AT) for place in range(max(fields, default=-1) + 1)]
-
-        kind = base, columns, with_cut
-        self._base, self._columns, self._with_cut = kind
-        self._kinds.setdefault(kind, len(places) - len(carried))
-        self._number = str(list(self._kinds).index(kind))
-        self._pick = itemgetter(*range(_EMPTY_AT), *places)
-        self._commas = _EMPTY_AT + len(places) - 1
-
-    def _further_place(self, name: str, taken: Container[int]) -> int:
-        """Return the place of a further column with this name that is not taken, perhaps a new one."""
-        for place, further in enumerate(self._further):
-            if further == name and place not in taken:
-                return place
-        self._further.append(name)
-        return len(self._further) - 1
-
-    def _write(self) -> None:
-        self._file.write("\n".join((*self._unwritten, "")))
-        self._unwritten.clear()
+        end_ms = None if row.end_ms is None or row.end_ms <= row.start_ms else row.end_ms
+        self._is_cut = self._is_cut or row.cut != ""
+        times = (row.start_ms, end_ms, row.cut)
+        self._writer.writerow((kind, row.recording_id, row.chunk_id, row.path, *times, *row.fields))
 
     def clear(self) -> None:
         """Delete all rows."""
@@ -285,8 +231,14 @@ class RowFile:
     @property
     def root(self) -> str | None:
         """The folder that all relative paths start from; None: there are none, or they start from several."""
-        bases = {base for base, *_ in self._kinds if base}
+        bases = {base for base, _ in self._kinds if base}
         return bases.pop() if len(bases) == 1 else None
+
+    @property
+    def _further(self) -> list[str]:
+        """The names of the columns behind those of BADC."""
+        names = dict.fromkeys(name for _, columns in self._kinds for name in columns.further_names)
+        return [*names, CUT] if self._is_cut else [*names]
 
     @property
     def header(self) -> str:
@@ -294,29 +246,28 @@ class RowFile:
         return f"{_line([*HEADER.split(','), *self._further])}\n"
 
     def rows(self) -> Iterator[str]:
-        """Yield all rows from the first, as lines of a manifest; they are parsed only where a path has to change."""
-        self._write()
+        """Yield all rows from the first, as lines of a manifest."""
         self._file.seek(0)
-        width = len(self._further)
+        kinds = list(self._kinds)
+        further = self._further
         has_root = self.root is not None
-        kinds = [("" if has_root else base, "," * (width - columns)) for (base, *_), columns in self._kinds.items()]
-        for line in self._file:
-            while line.count('"') % 2:  # a name with a line end in it
-                line += next(self._file)
-            number, _, text = line.partition(",")
-            base, missing = kinds[int(number)]
-            if missing:
-                text = f"{text[:-1]}{missing}\n"
-            if base:
-                (row,) = csv.reader(io.StringIO(text, newline=""))
-                row[2] = base + row[2].removeprefix("./")
-                text = f"{_line(row)}\n"
-            yield text
+        for kind, recording_id, chunk_id, path, start_ms, end_ms, cut, *fields in csv.reader(self._file):
+            base, columns = kinds[int(kind)]
+            if base and not has_root:
+                path = base + path.removeprefix("./")
+            row = [recording_id, chunk_id, path, start_ms, end_ms]
+            for place in (columns.overlap_ms, columns.sha256, columns.notes):
+                row.append("" if place is None else fields[place])
+            values = {CUT: cut}
+            for name, place in zip(columns.further_names, columns.further, strict=True):
+                values[name] = fields[place]
+            row += [values.get(name, "") for name in further]
+            yield f"{_line(row)}\n"
 
 
 def _line(row: Sequence[str]) -> str:
     text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\r\n").writerow(row)  # so that a name with either of them is quoted
+    csv.writer(text, lineterminator="\r\n").writerow(row)
     return text.getvalue()[:-2]
 
 
@@ -335,7 +286,7 @@ class LeftOut(Mistakes):
         self.folders = 0
         self.whole: set[int] = set()  # sources of which not one row could be understood
         self._parts = parts
-        self._lines: dict[int, bytearray] = {}  # a bit for each line: every row of a large manifest may be wrong
+        self._lines: set[tuple[int, int]] = set()  # source and line of the rows that are counted
         self._path = path
         self._file: TextIO | None = None
 
@@ -351,12 +302,8 @@ class LeftOut(Mistakes):
         super().add(line, text, why=why, fix=fix, missing=missing)
         part = self._parts[self.source]
         if line:
-            lines = self._lines.setdefault(self.source, bytearray())
-            byte = line >> 3
-            bit = 1 << (line & 7)
-            lines.extend(bytes(max(0, byte + 1 - len(lines))))
-            self.rows += not lines[byte] & bit
-            lines[byte] |= bit
+            self.rows += (self.source, line) not in self._lines
+            self._lines.add((self.source, line))
         elif isinstance(part, Manifest) or text in (part.without_rows, "cannot be read", f"{CLOSED_FOLDER}: ."):
             self.whole.add(self.source)
         elif text.startswith(CLOSED_FOLDER):

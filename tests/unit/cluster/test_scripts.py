@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from rooms import cluster
 from rooms.cli import app, make_parser
 from rooms.model import default_cpus, default_mem
-from rooms.planning import PreflightFacts, check_script
-from rooms.root import BadInput, Project, SubmitSettings, folder
+from rooms.planning import Job, Needs, Places, PreflightFacts, Site, check_script
+from rooms.root import BadInput, Project, RunSettings, SubmitSettings, folder
 from support.brief import brief, literal, page
 
 PARSE = make_parser(typer.main.get_command(app))
@@ -113,7 +113,7 @@ def test_every_template_can_be_submitted_as_it_is_and_is_as_the_preflight_wants_
         claims = re.findall(r"workers per GPU|GiB each|the four GPUs|The GPUs of a complete node", template.text)
         assert claims == [], "its numbers may be replaced, and its comments stay"
         found = cluster.read_script(template.text, name, {}, "", PARSE)
-        facts = PreflightFacts(found.asked, script=found, start=found.start)
+        facts = PreflightFacts(Job(found.asked, Site(""), RunSettings(), found), Places(), Needs())
         assert found.calls and not [one for one in check_script(facts) if one.severity != "fine"], name
         assert filled(name).text == template.text, "without settings it stays as it is"
         if "merge" not in name:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from rooms import cluster
-from rooms.cluster import cluster_text, describe, largest_size, parse_sinfo, sum_gpus
+from rooms.cluster import cluster_text, describe, parse_sinfo, sum_gpus
 from rooms.devices import call_sbatch, parse_job_id
 from rooms.model import JobStates, Submitted
 from rooms.root import NotHere, RunFolder, SubmitSettings, SystemClock, Unanswered
@@ -267,17 +267,6 @@ def test_cells_and_states_are_understood_whatever_their_form(pages):
     pages({"cells.txt": page(cells), "states.txt": page(states), "nodes.txt": page(nodes)})
 
 
-def test_the_most_that_a_job_can_ask_for_on_one_node_is_known_unless_one_is_not():
-    fat = node("f1", total=8, partition="fat", memory=380_000)
-    old = node("o1", total=16, partition="old", up="down")
-    cpu = "c1|cpu|up|idle|infinite|0/36/0/36|(null)|(null)|gpu:0|180000|\n"
-    known = parse_sinfo(node("g1") + node("g2", state="down") + fat + old + cpu)
-    sizes = {
-        None: (8, 36, 380_000), "gpu": (4, 24, 180_000), "gpu,fat": (8, 24, 380_000), "old": (16, 24, 180_000),
-        "cpu": (0, 36, 180_000), "hidden": None, "gpu,hidden": None,
-    }  # fmt: skip
-    assert {one: largest_size(known, one) for one in sizes} == sizes
-    strange = parse_sinfo(node("g1") + node("g2", cores="(null)", memory="(null)"))
-    assert (largest_size(strange), largest_size(parse_sinfo(""))) == ((4, None, None), None)
+def test_gpus_are_found_by_feature_and_counted_by_kind():
     assert [one.name for one in parse_sinfo(NODES["features"]).gpu_nodes("gpu_mem_32")] == ["n1"]
     assert sum_gpus(parse_sinfo(RECORDED).nodes, "a100") == {"total": 3, "used": 2, "free": 1, "unreachable": 0}
