@@ -314,7 +314,7 @@ def probe(
     if end.problems and not probes:
         raise end.problems[0]
     kept = f"{shown(end.store)}; {describe_readers(end.store, world.environ)}"
-    answer(json_wanted, _document(end), probe_text(probes, kept, end.notes))
+    answer(json_wanted, _document(end), probe_text(probes, kept, end.notes, text_width()))
     for problem in end.problems:
         logging.getLogger(__name__).error("%s", problem)
     if html is not None:

@@ -53,7 +53,6 @@ class Choice(NamedTuple):
     mem_why: str
     rate: float  # audio-hours per GPU-hour
     measured: bool  # the speed, with so many workers and chunks of about this length
-    hours_per_1000_audio_hours: float  # of tasks, with start-up
     units_per_hour: float | None  # billed
     units_per_1000_audio_hours: float | None  # billed, with start-up
     joules_per_audio_hour: float | None  # of the GPUs
@@ -131,28 +130,23 @@ def usual_request(
     environ: Mapping[str, str],
     cwd: Path,
     source: SourceFacts | None = None,
-    tasks: int = 1,
 ) -> Choice:
-    """Return what a job requests that was not planned, and at what speed; 0: no speed is known here."""
+    """Return what a job requests that was not planned; its speed is 1 if none is known here."""
     submit = replace(submit, gpus_per_task=submit.gpus_per_task or 1)
     wish = PlanWish.of(submit, PlanSettings(prefer), settings)
-    is_known = True
     try:
         speed = find_speed(None, None, settings, environ, cwd)
     except BadcjobsError:
-        is_known = False
         speed = Speed(1.0, "")
     source = source or SourceFacts(0, 0.0, 0)
-    speed = at_length(speed, source.mean_s or 0.0)
     chunk_s = source.mean_s or settings.chunk_length_s
-    start_up = tasks * billed_start_up_s(speed) / source.audio_s if source.audio_s else 0.0
 
     def held_s(workers: int) -> float:
         return source.lengths.held_s(workers) if source.lengths else source.longest_s or 0.0
 
-    cut = Cut(chunk_s, chunk_s, held_s, 1.0, lambda rate, gpus: start_up)
-    request, *_ = choose(speed, wish, site, [cut])
-    return request if is_known else request._replace(rate=0.0, units_per_1000_audio_hours=None)
+    cut = Cut(chunk_s, chunk_s, held_s, 1.0, lambda rate, gpus: 0.0)
+    request, *_ = choose(at_length(speed, source.mean_s or 0.0), wish, site, [cut])
+    return request
 
 
 def billed_start_up_s(speed: Speed) -> float:
@@ -193,7 +187,6 @@ def _make_choice(speed: Speed, wish: PlanWish, site: Site, gpus: int, workers: i
         mem_why=mem_why,
         rate=rate,
         measured=bool(alike) and not speed.given,
-        hours_per_1000_audio_hours=1000 * hours,
         units_per_hour=units,
         units_per_1000_audio_hours=units and 1000 * units * hours,
         joules_per_audio_hour=power_w and 3600 * power_w * gpus * hours,
@@ -241,11 +234,11 @@ def rate_of(points: Sequence[Measured], workers: int, chunk_s: float | None) -> 
 
 def memory_of(speed: Speed, in_all: int, workers: int, chunk_s: float | None) -> tuple[int, str]:
     """Return the memory to request for all workers of a task, so many per GPU, and why; None: of unknown length."""
-    for_each = f"for each of {in_all} workers" if in_all > 1 else "for the worker"
+    for_each = f"for each of {count(in_all, 'worker')}"
     points = [point for point in speed.points if point.memory_bytes and (chunk_s or not point.chunk_s)]
     if not points:
-        length = "unknown length" if chunk_s is None else f"{chunk_s:,.0f} s"
-        guess = f"{memory(guess_worker_bytes(chunk_s))} {for_each} with chunks of {length}"
+        guess = f"{memory(guess_worker_bytes(chunk_s))} {for_each} with chunks of"
+        guess += " unknown length" if chunk_s is None else f" {chunk_s:,.0f} s"
         return guessed_gb(in_all, chunk_s), f"assumed: {guess}, and a tenth left free; not measured"
 
     near_s = chunk_s or 3600.0  # a whole recording

@@ -112,20 +112,20 @@ class Checked:
 def check(order: CheckOrder) -> Checked:
     """Collect the facts and apply all rules; only wrong usage raises."""
     site = find_site(order.site, order.cwd, trust=order.site_trust)
-    script, asked = _read_request(order)
+    script, request = _read_request(order)
     settings = order.settings
     about_settings: list[Remark] = []
     if script is not None:
         settings, about_settings = _read_settings(script, order)
     source, about_source = _look_at_source(settings, script, order)
-    job = Job(asked, site, settings, script, source)
+    job = Job(request, site, settings, script, source)
     about_run = _check_run_folder(job, order.cwd)
     job = replace(job, has_begun=any(remark.subject == "run.toml" for remark in about_run))
 
     findings = [*about_source, *about_run, *check_facts(_collect_facts(job, order)), *about_settings]
     if not {"config", "settings"} & {remark.subject for remark in about_settings}:
         findings += _check_engine(job, order)
-    return Checked(tuple(findings), site.name or None, asked, source)
+    return Checked(tuple(findings), site.name or None, request, source)
 
 
 def check_facts(facts: PreflightFacts) -> list[Remark]:
@@ -139,21 +139,23 @@ def check_facts(facts: PreflightFacts) -> list[Remark]:
 def _read_request(order: CheckOrder) -> tuple[BatchScript | None, Asked]:
     """Return the script, if there is one, and what the job asks of Slurm; options of submit win over the script."""
     mistakes: list[str] = []
-    words = sbatch_options.submit_words(_with_usual_request(order))
+    submit_words = sbatch_options.submit_words(_with_usual_request(order))
+    options = {}
     of_environment = allocation.sbatch_options(order.environ)
-    given = {"account": of_environment["account"]} if "account" in of_environment else {}
-    given |= sbatch_options.read_options(words)
-    asked = sbatch_options.read_asked(given, sbatch_options.read_values(given, mistakes), mistakes)
+    if "account" in of_environment:
+        options["account"] = of_environment["account"]
+    options |= sbatch_options.read_options(submit_words)
+    request = sbatch_options.read_asked(options, sbatch_options.read_values(options, mistakes), mistakes)
     if mistakes:
         raise BadInput("\n".join(mistakes), fix="badcjobs check … --time 12:00:00 --mem 16G")
     if order.script is not None:
-        script = _open_script(order.script, words, order)
+        script = _open_script(order.script, submit_words, order)
         return script, script.asked
 
     no_gpus_needed = order.submit.gpus_per_task is None or order.settings.cpu_workers
-    if asked.gpus_per_task == 0 and no_gpus_needed:
-        asked = replace(asked, gpus_per_task=None)
-    return None, replace(asked, merge_account=order.submit.merge_account)
+    if request.gpus_per_task == 0 and no_gpus_needed:
+        request = replace(request, gpus_per_task=None)
+    return None, replace(request, merge_account=order.submit.merge_account)
 
 
 def _with_usual_request(order: CheckOrder) -> SubmitSettings:
@@ -263,9 +265,7 @@ def _wrong_settings(mistakes: Sequence[str], start: Call, place: str) -> Remark:
     engines = SETTINGS["run"]["engine"].among
     if engine is not None and engine not in engines:
         fix = start.text.replace(engine, nearest(engine, engines) or engines[0])
-    if len(mistakes) == 1:
-        return problem("settings", f"{place}: {mistakes[0]}", fix)
-    return problem("settings", f"{place}: these settings cannot be used", fix, tuple(mistakes))
+    return problem("settings", f"{place}: {'; '.join(mistakes)}", fix)
 
 
 # --- the source and the run folder ------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def _compare_with_run(frozen: FrozenRun, folder: Path, job: Job, cwd: Path) -> R
     if sources and real_places(frozen.settings.get("source")) != real_places(sources):
         before = " ".join(map(str, frozen.settings.get("source", ())))
         return problem("run.toml", f"{folder} holds a run of another source ({before})", _NEW)
-    if frozen.array is not None and _is_beyond(frozen.array, job.asked):
+    if frozen.array is not None and _is_beyond(frozen.array, job.request):
         text = f"{folder} holds a run of the array {frozen.array}; other indices are refused"
         return problem("run.toml", text, job.ask("array", frozen.array, f"or {_NEW}"))
     if frozen.filelist_sha256 and not job.settings.filelist:
@@ -408,24 +408,26 @@ def _cache_folder(order: CheckOrder) -> str | None:
 
 def _estimate_needs(job: Job, order: CheckOrder) -> Needs:
     """Estimate memory and workers of a task: as many as its cores and memory hold, but at least one on each GPU."""
-    asked = job.asked
+    request = job.request
     settings = job.settings
-    gpus = asked.gpus_per_node or asked.gpus_per_task
+    gpus = request.gpus_per_node or request.gpus_per_task
 
     # As submit and templates request it, which do not look at the source.
-    usual = SubmitSettings(gpus_per_task=gpus, cpus=asked.cpus_per_node)
-    prefer = FASTEST if asked.cpus_per_node else order.prefer
+    usual = SubmitSettings(gpus_per_task=gpus, cpus=request.cpus_per_node)
+    prefer = FASTEST if request.cpus_per_node else order.prefer
     needed_gb = usual_request(usual, prefer, settings, job.site, order.environ, order.cwd).mem_gb
     declares_memory = traits_of(settings.engine).memory_per_worker is not None
     length_known = job.source is not None and job.source.longest_s is not None
     workers_known = settings.workers_wanted or (declares_memory and length_known)
-    if not workers_known or not asked.gpus_per_task:
+    if not workers_known or not request.gpus_per_task:
         return Needs(needed_gb)
     one_per_gpu = replace(settings, workers_per_gpu=str(settings.workers_wanted or 1))
     submit = SubmitSettings(gpus_per_task=gpus)
     least = usual_request(submit, FASTEST, one_per_gpu, Site(""), order.environ, order.cwd, job.source)
-    workers_gb = least.mem_gb if declares_memory else 0
-    return Needs(max(needed_gb, workers_gb), least.gpus * least.workers, workers_gb)
+    workers = least.gpus * least.workers
+    if not declares_memory:
+        return Needs(needed_gb, workers)
+    return Needs(max(needed_gb, least.mem_gb), workers, least.mem_gb)
 
 
 # --- the engine -------------------------------------------------------------------------------------------------------
@@ -455,10 +457,13 @@ def _check_engine(job: Job, order: CheckOrder) -> Iterator[Remark]:
         yield fine("engine", f"{settings.engine} can be started here")
     except BadcjobsError as error:
         unseen = _not_visible_here(job.script)
-        text = error.what if unseen is None else f"{error.what}; checked here without {unseen}"
-        is_certain = unseen is None and not isinstance(error, SlowStart)
-        remark = problem if is_certain else warning
-        yield remark("engine", text, error.fix or "badcjobs check --help", tuple((error.why or "").splitlines()))
+        severity = WARNING if isinstance(error, SlowStart) else PROBLEM
+        text = error.what
+        if unseen is not None:
+            severity = WARNING
+            text += f"; checked here without {unseen}"
+        fix = error.fix or "badcjobs check --help"
+        yield Remark(severity, "engine", text, fix, tuple((error.why or "").splitlines()))
 
 
 def _not_visible_here(script: BatchScript | None) -> str | None:

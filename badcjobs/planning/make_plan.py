@@ -90,8 +90,8 @@ class CampaignPlan:
     @property
     def parallel(self) -> int | None:
         """How many tasks run at a time; None: as many as there are."""
-        wanted = self.wish.parallel
-        return wanted if wanted and wanted < self.waves[0].tasks else None
+        tasks = self.wish.parallel
+        return tasks if tasks and tasks < self.waves[0].tasks else None
 
     @property
     def files(self) -> int:
@@ -158,7 +158,9 @@ def _with_workers(speed: Speed, choice: Choice) -> Speed:
     origin = speed.origin
     if speed.points and choice.workers != speed.points[0].workers:
         rate = number(speed.audio_hours_per_gpu_hour)
-        how = "measured" if choice.measured else f"estimated from {rate} with {speed.points[0].workers}"
+        how = "measured"
+        if not choice.measured:
+            how = f"estimated from {rate} with {speed.points[0].workers}"
         origin = f"with {count(choice.workers, 'worker')}, {how}; {origin}"
     return replace(speed, audio_hours_per_gpu_hour=choice.rate, origin=origin)
 
@@ -257,13 +259,17 @@ def _check_unsafe_chunks(plan: CampaignPlan) -> Iterator[Remark]:
     """Count the chunks longer than a probe has found to be safe: a run gets them done, but more slowly."""
     safe_s = plan.speed.safe_s
     lengths = plan.survey.lengths
-    many = 0 if safe_s is None else lengths.longer_than(safe_s * 1000)
-    if safe_s is None or not many:
+    if safe_s is None:
+        return
+    many = lengths.longer_than(safe_s * 1000)
+    if not many:
         return
     text = f"{many:,} of {lengths.rows:,} chunks are longer than the {safe_s:g} s that are safe on"
     text += f" {', '.join(plan.speed.devices)}: a run does them with one thread or in pieces, which may be slower"
     # Even last chunks shall be safe; of very short ones only the others are.
-    longest_s = safe_s - _LAST_IS_LONGER_S if safe_s > 3 * _LAST_IS_LONGER_S else safe_s
+    longest_s = safe_s
+    if safe_s > 3 * _LAST_IS_LONGER_S:
+        longest_s -= _LAST_IS_LONGER_S
     fix = _cut_shorter(plan.survey, min(plan.speed.best_s or longest_s, longest_s))
     yield note("chunk length", text, fix, _longer_than(safe_s, plan.survey))
 
@@ -278,8 +284,8 @@ def _check_speed(plan: CampaignPlan) -> Iterator[Remark]:
     if speed.curve and chunk_s < speed.curve[0][0]:
         text = f"no trial of the probe had chunks as short as the {chunk_s:,.3g} s of this plan (the shortest:"
         text += f" {speed.curve[0][0]:g} s); probe them, or {again}"
-        lengths = f" AUDIO --again --config 'probe.lengths_s=[{chunk_s:.3g}, 3600]'"
-        yield note("speed", text, (speed.remedy or "").replace(" AUDIO", lengths, 1) or None)
+        fix = f"badcjobs probe AUDIO --again --config 'probe.lengths_s=[{chunk_s:.3g}, 3600]'   (with the same engine)"
+        yield note("speed", text, fix)
     elif not speed.curve and not 1 / _OTHER_LENGTH <= ratio <= _OTHER_LENGTH:
         text = f"it was measured with chunks of {number(speed.chunk_s)} s on average, and those of this plan have"
         yield note("speed", f"{text} {number(chunk_s)} s: short ones are slower; {again}")

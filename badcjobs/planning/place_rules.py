@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import PurePosixPath
@@ -44,7 +45,7 @@ def check_all_places(facts: PreflightFacts) -> Iterator[Remark]:
 def _below_any(path: str, folders: tuple[str, ...], home: str) -> str | None:
     """Return the first of a site's folders that a path lies in; ``~`` is the user's home."""
     for folder in folders:
-        full = home + folder[1:] if folder == "~" or folder.startswith("~/") else folder
+        full = re.sub(r"^~(?=/|$)", lambda _tilde: home, folder)
         if PurePosixPath(path).is_relative_to(full):
             return folder if folder == full else f"{folder} ({full})"
     return None
@@ -82,7 +83,7 @@ def check_out(out: FolderFacts | None, site: Site, home: str, *, on_cluster: boo
 
 def _check_files(job: Job, out: FolderFacts | None) -> Iterator[Remark]:
     """Compare the files that a run leaves with the quota and with what the filesystem has left."""
-    tasks = job.asked.tasks
+    tasks = job.request.tasks
     if tasks is None:
         return
     most = tasks * FILES_PER_TASK + _FILES_PER_JOB
@@ -121,7 +122,7 @@ def _check_space(job: Job, out: FolderFacts | None) -> Iterator[Remark]:
     site = job.site
     if source is None or not source.stats:
         return
-    gpus = (job.asked.tasks or 1) * (job.asked.gpus_per_task or 1)
+    gpus = (job.request.tasks or 1) * (job.request.gpus_per_task or 1)
     needs_bytes = results_bytes(source.chunks, source.audio_s / 3600 / _SLOWEST + gpus * _START_UP_H)
     text = f"the source has {data_size(source.bytes)}; results need about {data_size(needs_bytes)}, copies of audio at"
     text += f" most {data_size(MOST_STAGED_BYTES)} per task, on the disk of the node"
@@ -131,7 +132,7 @@ def _check_space(job: Job, out: FolderFacts | None) -> Iterator[Remark]:
         limit_bytes, whose = limit
         if needs_bytes > limit_bytes:
             text += f"; {whose} is {data_size(limit_bytes)}"
-            yield problem("space", text, f"df -h {shlex.quote(out.path if out else '.')}")
+            yield problem("space", text, "df -h DIR   (of the run; or fewer recordings at a time)")
             return
     if quota_bytes and (source.bytes or 0) > quota_bytes:
         fix = f"badcjobs plan SOURCE --site {site.name}   (read it where it is, or copy and run it in parts)"

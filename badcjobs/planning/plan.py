@@ -225,10 +225,10 @@ def _script_filler(order: PlanOrder, site: Site, cwd: Path) -> FillScript:
         keys["site"] = order.site
     keys = {key: value for key, value in keys.items() if key.removeprefix("run.") not in _IN_ROWS}
     flags = {key: value for key, value in order.flags.items() if key not in _IN_ROWS}
-    words = list(replace(order.project, keys=keys).run_words(flags, cwd))
+    run_words = list(replace(order.project, keys=keys).run_words(flags, cwd))
 
     def fill(values: Mapping[str, object], root: str | None) -> str:
-        arguments = words if root is None else [*words, f"--root={root}"]
+        arguments = run_words if root is None else [*run_words, f"--root={root}"]
         settings = [f"{key}={value}" for key, value in values.items()]
         settings += [f"args={shlex.quote(word)}" for word in arguments]
         try:
@@ -250,7 +250,7 @@ def _script_filler(order: PlanOrder, site: Site, cwd: Path) -> FillScript:
 _INDENT = 14
 _DAY_S = 86_400
 _SHOWN_SCRIPTS = 3
-_SHOWN_CHOICES = 6
+_SHOWN_CHOICES = 8
 _SHOWN_SOURCES = 3
 _ABOUT_CHOICES = (
     "(workers per GPU; units per 1,000 audio-hours and J per audio-hour include start-up; for the cheapest, estimates"
@@ -288,9 +288,11 @@ def _request_lines(planned: Planned) -> Iterator[tuple[str, str]]:
     """Yield what a task requests, with which options it runs, and what it costs."""
     plan = planned.plan
     choice = plan.choice
-    preferred = f" (the {_preferred(plan.site, plan.wish.prefer)})" if len(plan.choices) > 1 else ""
     resources = f"--gpus-per-node={choice.gpus} --cpus-per-task={choice.cpus} --mem={choice.mem_gb}G"
-    yield "request", f"{resources} --time={clock(plan.sizing.time_s)}{preferred}"
+    resources += f" --time={clock(plan.sizing.time_s)}"
+    if len(plan.choices) > 1:
+        resources += f" (the {_preferred(plan.site, plan.wish.prefer)})"
+    yield "request", resources
 
     workers = choice.workers if plan.speed.points or plan.wish.workers else AUTO
     options = f"--workers-per-gpu {workers}"
@@ -313,22 +315,15 @@ def _request_lines(planned: Planned) -> Iterator[tuple[str, str]]:
 
 
 def _start_up(plan: CampaignPlan) -> str:
-    measured = "measured" if plan.margin.start_up_measured else "assumed"
-    return f"{billed_start_up_s(plan.speed):,.0f} s of start-up per task, {measured}"
+    return f"{billed_start_up_s(plan.speed):,.0f} s of start-up per task, {plan.margin.start_up_origin}"
 
 
 def _choice_lines(plan: CampaignPlan, width: int) -> list[str]:
-    """Return the choices side by side: the cheapest, the fastest, and those that differ from the cheapest in one."""
+    """Return the choices side by side: the cheapest ones and the fastest."""
     if len(plan.choices) == 1:
         return []
-    cheapest = plan.choices[0]
-    best = {_preferred(plan.site, "cheapest"): cheapest, FASTEST: plan.fastest}
-
-    def differences(choice: Choice) -> int:
-        return sum(value != other for value, other in zip(choice[:3], cheapest[:3], strict=True))
-
-    near = sorted((choice for choice in plan.choices if choice not in best.values()), key=differences)
-    shown = {*best.values(), *near[:_SHOWN_CHOICES]}
+    best = {_preferred(plan.site, "cheapest"): plan.choices[0], FASTEST: plan.fastest}
+    shown = {*best.values(), plan.choice, *plan.choices[:_SHOWN_CHOICES]}
     rows = [_choice_row(choice, plan, best) for choice in plan.choices if choice in shown]
     heads = columns("GPUs", "workers", "cores", "memory", "chunks", "× real time", "units", "J", "<")
     lines = table_text(Table("choices", "", heads, rows), width)
@@ -338,7 +333,7 @@ def _choice_lines(plan: CampaignPlan, width: int) -> list[str]:
 
 
 def _choice_row(choice: Choice, plan: CampaignPlan, best: Mapping[str, Choice]) -> Row:
-    marks = [name for name, other in best.items() if choice == other]
+    marks = [name for name, best_choice in best.items() if choice == best_choice]
     if choice.measured:
         marks.append("measured")
     else:
@@ -372,7 +367,9 @@ def _work_lines(planned: Planned) -> Iterator[tuple[str, str]]:
     speed = plan.speed
     sources = ", ".join(planned.descriptions[:_SHOWN_SOURCES])
     hidden = len(planned.descriptions) - _SHOWN_SOURCES
-    yield "source", f"{sources} and {hidden:,} more" if hidden > 0 else sources
+    if hidden > 0:
+        sources += f" and {hidden:,} more"
+    yield "source", sources
 
     audio = f"{number(plan.audio_hours)} hours in {count(lengths.rows, 'chunk')}"
     if survey.shared_ms:
@@ -391,8 +388,8 @@ def _work_lines(planned: Planned) -> Iterator[tuple[str, str]]:
     if speed.devices:
         yield "measured on", ", ".join(speed.devices)
     gpu_time = f"{number(plan.work_gpu_hours)} GPU-hours of work and {number(plan.start_up_gpu_hours)} of start-up"
-    asked = f"{number(plan.asked_gpu_hours)} are requested, with a margin"
-    yield "GPU time", f"{gpu_time} ({_start_up(plan)}); {asked}"
+    requested = f"{number(plan.asked_gpu_hours)} are requested, with a margin"
+    yield "GPU time", f"{gpu_time} ({_start_up(plan)}); {requested}"
 
 
 def _task_lines(plan: CampaignPlan) -> Iterator[tuple[str, str]]:
@@ -407,8 +404,7 @@ def _task_lines(plan: CampaignPlan) -> Iterator[tuple[str, str]]:
     tasks = f"{count(plan.tasks, 'array task')} of {count(sizing.gpus, 'GPU')} with {each} hours of audio each"
     yield "tasks", f"{tasks}: about {duration(sizing.expected_s)} of {time}"
 
-    measured = "measured" if margin.start_up_measured else "assumed"
-    kept = f"start-up {margin.start_up_s:,.0f} s ({measured}), an orderly end {margin.end_s:,.0f} s"
+    kept = f"start-up {margin.start_up_s:,.0f} s ({margin.start_up_origin}), an orderly end {margin.end_s:,.0f} s"
     slower = f"each task may be {margin.factor:.2f} times as slow as the mean ({margin.why})"
     yield "margin", f"{kept}, and between them {slower}"
     yield "memory", f"--mem={plan.choice.mem_gb}G: {plan.choice.mem_why}"
@@ -425,7 +421,9 @@ def _task_lines(plan: CampaignPlan) -> Iterator[tuple[str, str]]:
     yield "waves", f"{sizes}; {plan.waves_why}"
 
     files = f"{plan.files:,} at most, with shards, logs and job scripts; none per chunk"
-    yield "files", f"{files}; the quota of {site.name} is {site.files:,}" if site.files else files
+    if site.files:
+        files += f"; the quota of {site.name} is {site.files:,}"
+    yield "files", files
     yield "space", _space(plan)
     running_s = plan.running_s
     if running_s is None:
@@ -439,11 +437,11 @@ def _task_lines(plan: CampaignPlan) -> Iterator[tuple[str, str]]:
 def _space(plan: CampaignPlan) -> str:
     """Return the bytes of the source, of the results and of copies, and the quota."""
     size = plan.survey.walk.size
-    results = data_size(results_bytes(plan.survey.lengths.rows, plan.work_gpu_hours))
+    results_size = data_size(results_bytes(plan.survey.lengths.rows, plan.work_gpu_hours))
     source = f"{data_size(size.total_bytes)} in {count(size.files, 'file')}"
     if size.unsized:
         source += f" ({size.unsized:,} not looked at)"
-    text = f"the source: {source}; results: about {results}; copies of audio on the disk of the node: at most"
+    text = f"the source: {source}; results: about {results_size}; copies of audio on the disk of the node: at most"
     text += f" {data_size(MOST_STAGED_BYTES)} per task"
     if plan.site.space_tb:
         text += f"; the quota of {plan.site.name} is {plan.site.space_tb:g} TB"

@@ -29,7 +29,7 @@ from badcjobs.store.read_model import JobFacts, TaskFacts
 from badcjobs.store.read_tasks import parse_settings
 from badcjobs.words import count
 from badcjobs.workers.engines import choose_engine, traits_of
-from badcjobs.workers.learned import LESSONS, Learned, default_store, is_same_memory, read_probes, subject_of
+from badcjobs.workers.learned import LESSONS, Learned, default_store, read_probes, subject_of
 
 _CPU = "cpu"  # what a probe without a device calls it
 _USUAL = "hawkears"  # the default engine
@@ -370,19 +370,12 @@ def _of_probes(path: Path, store: str | None, settings: RunSettings, environ: En
 
 def _by_device(probes: Sequence[Probed]) -> list[list[Probed]]:
     """Group the probes that have found a speed by the model of their device."""
-    groups: list[list[Probed]] = []
+    by_model = []
     for probe in probes:
-        key = probe.key
-        if key.gpu == _CPU or probe.result is None or not probe.result.times_real_time:
-            continue
-        for group in groups:
-            first = group[0].key
-            if first.gpu == key.gpu and is_same_memory(first.memory_bytes, key.memory_bytes):
-                group.append(probe)
-                break
-        else:
-            groups.append([probe])
-    return groups
+        if probe.key.gpu != _CPU and probe.result is not None and probe.result.times_real_time:
+            gib = round((probe.key.memory_bytes or 0) / 2**30)
+            by_model.append(((probe.key.gpu, gib), probe))
+    return list(grouped(by_model).values())
 
 
 def _choose(probes: Sequence[Probed], version: str | None, workers: int | None) -> tuple[ProbeKey, Speed]:
@@ -409,14 +402,21 @@ def _is_version(key: ProbeKey, here: str) -> bool:
 
 def _speed_of_probe(probe: Probed, doubts: Sequence[str], with_other_workers: Sequence[Probed]) -> Speed:
     """Return the speed at the best length, the trials of all probes (it comes first), and how long chunks may be."""
-    key, result = probe.key, probe.result
+    key = probe.key
+    result = probe.result
     assert result is not None  # _by_device has left the others out
     points = []
     for measured in (probe, *with_other_workers):
         for trial in sorted(measured.trials, key=lambda trial: trial.length_s != result.best_s):
             if trial.outcome == FITS and not trial.lean and trial.times_real_time:
-                rate, memory_bytes = trial.times_real_time, trial.host_peak_bytes
-                points.append(Measured(measured.key.workers, rate, trial.length_s, memory_bytes, trial.peak_bytes))
+                point = Measured(
+                    workers=measured.key.workers,
+                    rate=trial.times_real_time,
+                    chunk_s=trial.length_s,
+                    memory_bytes=trial.host_peak_bytes,
+                    device_bytes=trial.peak_bytes,
+                )
+                points.append(point)
     fitting = [trial for trial in probe.trials if trial.outcome == FITS and not trial.lean]
     curve = sorted((trial.length_s, trial.times_real_time) for trial in fitting if trial.times_real_time)
     return Speed(

@@ -75,7 +75,8 @@ class Lengths:
         else:
             self.known_ms += many * length_ms
             self.longest_ms = max(self.longest_ms, length_ms)
-            self.empty += 0 if length_ms else many
+            if not length_ms:
+                self.empty += many
         kept_ms = _UNKNOWN if length_ms is None else min(length_ms, _LONGEST_MS)
         if self._ms and self._ms[-1] == kept_ms:
             self._many[-1] += many

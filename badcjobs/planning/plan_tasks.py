@@ -76,15 +76,14 @@ def check_wish(wish: PlanWish, site: Site) -> None:
     if wish.gpus_per_task == 0:
         mistakes.append(("--gpus-per-task 0: only tasks with GPUs can be planned", "--gpus-per-task 1"))
     gpus = wish.task_gpus(site)
-    for option, amount, most, unit in (
-        ("--gpus-per-task ", gpus, site.node_gpus, "GPUs"),
-        ("--config submit.cpus=", wish.cpus, site.node_cpus, "cores"),
-        ("--config submit.mem=", wish.mem_gb, site.node_memory_gb, "GB"),
+    for option, amount, most, unit, ending in (
+        ("--gpus-per-task ", gpus, site.node_gpus, "GPUs", ""),
+        ("--config submit.cpus=", wish.cpus, site.node_cpus, "cores", ""),
+        ("--config submit.mem=", wish.mem_gb, site.node_memory_gb, "GB", "G"),
     ):
         if amount and most and amount > most:
-            size = f"{most:g}G" if unit == "GB" else f"{most:g}"
             text = f"a task of {amount:g} {unit}, but a node of {where} has {most:g}"
-            mistakes.append((text, f"{option}{size}"))
+            mistakes.append((text, f"{option}{most:g}{ending}"))
     hours = wish.longest_s(site) / 3600
     if site.gpu_hours and gpus * hours > site.gpu_hours:
         text = f"one task of {gpus} GPUs × {hours:g} h is {gpus * hours:,.0f} GPU-hours"
@@ -106,14 +105,18 @@ class Margin:
     factor: float  # a task may be so many times as slow as the mean and still ends in time
     why: str  # where the factor is from
 
+    @property
+    def start_up_origin(self) -> str:
+        """Where the start-up is from."""
+        return "measured" if self.start_up_measured else "assumed"
+
     def work_s(self, time_s: float) -> float:
         """Return the seconds of work at the mean speed that fit into a time limit; raise BadInput where none do."""
         left_s = time_s - self.start_up_s - self.end_s
         if left_s <= 0:
-            measured = "measured" if self.start_up_measured else "assumed, not measured"
             raise BadInput(
                 f"a time limit of {time_s / 60:g} min leaves no time for work",
-                why=f"start-up takes {self.start_up_s:.0f} s ({measured}), an orderly end {self.end_s:.0f} s",
+                why=f"start-up {self.start_up_s:.0f} s ({self.start_up_origin}), an orderly end {self.end_s:.0f} s",
                 fix=f"--time {clock(round_up(4 * (self.start_up_s + self.end_s)))}",
             )
         return left_s / self.factor

@@ -26,7 +26,6 @@ from badcjobs.planning.source_rules import check_places, check_survey, to_facts
 from badcjobs.report.completeness import open_placed_sources
 from badcjobs.seams import Clock, Unanswered
 from badcjobs.settings import SETTINGS, RunSettings
-from badcjobs.sources.mistakes import Remarks
 from badcjobs.sources.open import Sources
 from badcjobs.sources.walk import SeenKeys
 from badcjobs.store.connect import read_filesystem
@@ -80,10 +79,10 @@ class GpuFacts:
 class ModuleFacts:
     """The result of ``module load …`` in a shell of its own."""
 
-    wanted: tuple[str, ...]
+    names: tuple[str, ...]  # as they were loaded
     command: bool  # whether there is a module command at all
     loaded: tuple[str, ...] = ()
-    said: str = ""
+    message: str = ""  # of the module command
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ class SourceFacts:
 class Job:
     """The job that is checked, as far as it is known before Slurm and this machine are asked."""
 
-    asked: Asked
+    request: Asked  # of Slurm
     site: Site  # without a name: no site is given
     settings: RunSettings
     script: BatchScript | None = None
@@ -135,13 +134,17 @@ class Job:
             line = f"{SETTINGS['submit'][OF_SUBMIT[name]].option} {value}"
         else:
             line = f"--sbatch={line}"
-        return f"{line}   ({note})" if note else line
+        return _with_note(line, note)
 
     def ask_tasks(self, tasks: int, note: str = "") -> str:
         """Return the line that asks for so many array tasks."""
         if self.script is not None:
             return self.ask("array", f"0-{tasks - 1}", note)
-        return f"--tasks {tasks}   ({note})" if note else f"--tasks {tasks}"
+        return _with_note(f"--tasks {tasks}", note)
+
+
+def _with_note(line: str, note: str) -> str:
+    return f"{line}   ({note})" if note else line
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,22 +246,22 @@ def parse_trial(exit_code: int, said: str) -> tuple[str, ...] | None:
     lines = [line.strip().removeprefix("sbatch: error: ") for line in said.splitlines() if line.strip()]
     marked = [line.partition("allocation failure: ")[2] for line in lines if "allocation failure: " in line]
     refusal = (marked or lines or [f"it ended with exit code {exit_code}"])[-1]
-    if any(words in refusal for words in _NOT_NOW):
+    if any(message in refusal for message in _NOT_NOW):
         return None
     return (refusal, *(line for line in lines if refusal not in line))
 
 
-def load_modules(wanted: tuple[str, ...], environ: Mapping[str, str]) -> ModuleFacts:
+def load_modules(names: tuple[str, ...], environ: Mapping[str, str]) -> ModuleFacts:
     """Load modules in a login shell of its own, as a job script would, and see which are loaded then."""
     try:
-        done = _run(["bash", "-lc", _LOAD, "bash", *wanted], environ)
+        done = _run(["bash", "-lc", _LOAD, "bash", *names], environ)
     except (OSError, subprocess.SubprocessError) as error:
-        return ModuleFacts(wanted, command=not isinstance(error, FileNotFoundError), said=str(error))
+        return ModuleFacts(names, command=not isinstance(error, FileNotFoundError), message=str(error))
     if done.returncode == _NO_MODULES:
-        return ModuleFacts(wanted, command=False)
+        return ModuleFacts(names, command=False)
     loaded = done.stdout.partition(f"{_LIST_FOLLOWS}\n")[2].split()
-    said = next((line.strip() for line in done.stderr.splitlines() if "rror" in line or "unknown" in line.lower()), "")
-    return ModuleFacts(wanted, command=True, loaded=tuple(loaded), said=said)
+    errors = [line.strip() for line in done.stderr.splitlines() if "rror" in line or "unknown" in line.lower()]
+    return ModuleFacts(names, command=True, loaded=tuple(loaded), message="".join(errors[:1]))
 
 
 def look_at_gpus(environ: Mapping[str, str], clock: Clock, stand_in: StandIn) -> GpuFacts:
@@ -299,17 +302,32 @@ def check_source(
 
 def _count_chunks(sources: Sources, progress: Progress) -> tuple[SourceFacts, list[Remark]]:
     """Read every row, but look at no file."""
-    facts, notes = _count_rows(sources, progress)
-    text = f"{count(facts.chunks, 'chunk')}; --quick: no audio file was opened"
-    remarks = [fine("source", line) for line in (text, *notes.notes())]
-    remarks += check_places(sources.places, FINE)
-    return facts, remarks
+    keys = SeenKeys()
+    rows = 0
+
+    def note(_row: int, _part: int, key: tuple[str, str]) -> None:
+        nonlocal rows
+        rows += 1
+        keys.add(key)
+        progress(rows)
+
+    notes = sources.read_identities(note).notes()
+    repeats = sum(keys.repeated().values())
+    if repeats:
+        text = f"{repeats:,} rows have the recording_id and chunk_id of an earlier row"
+        raise BadInput(text, fix="badcjobs check SOURCE   (without --quick it names them)")
+    places = None if sources.places is None else asdict(sources.places)
+    facts = SourceFacts(rows, 0.0, 0, sources.manifests_listed, stats=False, places=places)
+    text = f"{count(rows, 'chunk')}; --quick: no audio file was opened"
+    remarks = [fine("source", line) for line in (text, *notes)]
+    return facts, [*remarks, *check_places(sources.places, FINE)]
 
 
 def _look_at_files(sources: Sources, progress: Progress) -> tuple[SourceFacts | None, list[Remark]]:
     """Read every row and look at every file; the facts are None without any chunk."""
     survey = read_sources(sources, None, progress, needs_audio=True)
-    lengths, size = survey.lengths, survey.walk.size
+    lengths = survey.lengths
+    size = survey.walk.size
     hours = lengths.total_ms / 3_600_000
     text = f"{count(lengths.rows, 'chunk')}, {number(hours)} hours of audio in {count(size.files, 'file')}"
     if size.total_bytes is not None:
@@ -341,22 +359,3 @@ def _filter_is_off(settings: RunSettings, sources: Sources) -> list[Remark]:
         return []
     how = '--filelist FILE, or [recordings] region = "CA-NT" in badcjobs.toml (badcjobs guide audio)'
     return [fine("places", f"without places HawkEars' filter of species is off; switch it on: {how}")]
-
-
-def _count_rows(sources: Sources, progress: Progress) -> tuple[SourceFacts, Remarks]:
-    keys = SeenKeys()
-    rows = 0
-
-    def note(_row: int, _part: int, key: tuple[str, str]) -> None:
-        nonlocal rows
-        rows += 1
-        keys.add(key)
-        progress(rows)
-
-    remarks = sources.read_identities(note)
-    repeats = sum(keys.repeated().values())
-    if repeats:
-        text = f"{repeats:,} rows have the recording_id and chunk_id of an earlier row"
-        raise BadInput(text, fix="badcjobs check SOURCE   (without --quick it names them)")
-    places = None if sources.places is None else asdict(sources.places)
-    return SourceFacts(rows, 0.0, 0, sources.manifests_listed, stats=False, places=places), remarks

@@ -17,7 +17,7 @@ import psutil
 from badcjobs.devices.allocation import Grant, requested_memory_bytes
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
 from badcjobs.model import FITS, Allocation, Device, Probed, ProbeKey, Trial, WorkerPlan, not_none
-from badcjobs.paths import ANOTHER_CACHE, RunFolder
+from badcjobs.paths import RunFolder
 from badcjobs.planning.probe_search import Bounds, ProbeStep, evaluate, next_step, usual_is_over
 from badcjobs.planning.probe_trial import Bench, TrialRun, Trouble, count_rounds, is_too_short, prepare_sounds
 from badcjobs.processes import end_leftovers
@@ -26,14 +26,13 @@ from badcjobs.settings import ProbeSettings, RunSettings
 from badcjobs.sources.audio_formats import NotWav
 from badcjobs.sources.cutter import AudioCutter
 from badcjobs.store.connect import grouped
-from badcjobs.store.live_files import read_memory_peaks
 from badcjobs.task.progress import find_end
 from badcjobs.task.records import RecordingOptions, Records
 from badcjobs.task.startup import StopRequest, World, find_devices, make_engine, read_allocation, task_mark
 from badcjobs.telemetry.usage import UsageReader
 from badcjobs.words import memory, speed
 from badcjobs.workers.engines import traits_of
-from badcjobs.workers.learned import STORE, ProbeStore, default_store, subject_of
+from badcjobs.workers.learned import ProbeStore, default_store, subject_of
 from badcjobs.workers.memory_limits import model_of
 from badcjobs.workers.policy import CONFIGURATION, GPU_LOST, HOST_MEMORY, NO_PROGRAM, RAN_ON_CPU
 
@@ -42,7 +41,6 @@ log = logging.getLogger(__name__)
 _LOOK_S = 0.1
 _HOST_EVERY_S = 0.5
 _RECORDER_PATIENCE_S = 10.0
-_OTHERS_SHARE = 0.05  # of a device; a driver keeps less for itself
 _RESERVE_S = 20.0  # of a job's time, for the end
 _HOST_SHARE = 0.8  # of the node's memory; beyond it the kernel may kill any process
 _NOT_HERE = frozenset({CONFIGURATION, RAN_ON_CPU, GPU_LOST, NO_PROGRAM})
@@ -98,19 +96,18 @@ def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
         if end is not None:
             left_s = min(left_s, max(0.0, (end.at_ms - now_ms) / 1000 - _RESERVE_S))
         with open_records(order, world, allocation, grant, engine, work_folder) as records:
-            notes_before = note_other_users(records, grant)
             bench = Bench(records, engine, sounds, world.clock)
             run_trials(bench, world, searches, until_s=world.clock.monotonic_s() + left_s)
-        return _conclude(searches, world.stop, store.file, notes_before)
+        return _conclude(searches, world.stop, store.file)
 
 
-def _conclude(searches: Sequence[ModelSearch], stop: StopRequest, store: Path, notes_before: list[str]) -> ProbeEnd:
+def _conclude(searches: Sequence[ModelSearch], stop: StopRequest, store: Path) -> ProbeEnd:
     """Return what the searches have found, and whether all of them are finished."""
     problems = not_none(search.problem for search in searches)
-    notes = [*notes_before, *not_none(search.host_note for search in searches)]
+    notes = not_none(search.host_note for search in searches)
     exit_code = max((int(problem.exit_code) for problem in problems), default=int(ExitCode.DONE))
     if not all(search.is_over or search.problem for search in searches):
-        notes.append(why_not_finished(stop, any(search.trials for search in searches)))
+        notes.append(why_not_finished(stop))
         by_hand = stop.ended_by is signal.SIGINT
         exit_code = exit_code or (128 + signal.SIGINT if by_hand else int(ExitCode.RUN_ME_AGAIN))
     probes = tuple(search.probed for search in searches)
@@ -139,7 +136,7 @@ def find_grant(settings: RunSettings, world: World) -> Grant:
 
 
 def open_store(order: ProbeOrder, world: World) -> ProbeStore:
-    """Return the file that results are kept in; refuse --out that cannot be written before hours of trials."""
+    """Return the file that results are kept in; refuse one that cannot be written, before hours of trials."""
     file = order.store or default_store(world.environ)
     if file is None:
         raise BadInput("there is no folder for the result", why="HOME is not set", fix="--out probe.toml")
@@ -147,10 +144,6 @@ def open_store(order: ProbeOrder, world: World) -> ProbeStore:
     try:
         store.open()
     except OSError as error:
-        if order.store is None:
-            text = "%s cannot be written: %s; the result is kept in ./%s; %s"
-            log.warning(text, store.file, error.strerror or error, STORE, ANOTHER_CACHE)
-            return open_store(replace(order, store=Path(STORE)), world)
         raise BadInput(
             f"the result cannot be written to {store.file}",
             why=error.strerror or str(error),
@@ -207,34 +200,14 @@ def open_records(
         verdict = "done"
     finally:
         end_leftovers(records.mark)
-        records.close(exit_code=0 if verdict == "done" else 1, verdict=verdict)
+        records.close(exit_code=int(verdict != "done"), verdict=verdict)
         records.writer.close()
 
 
-def note_other_users(records: Records, grant: Grant) -> list[str]:
-    """Name the devices that other processes use already: less fits into them than into others of their model."""
-    used = read_memory_peaks(records.readings_at_hand(), 0)
-    notes = []
-    for device in grant.devices:
-        used_bytes = used.get(records.writer.device_id(device), 0)
-        total_bytes = device.memory_total_bytes
-        if total_bytes is None or used_bytes <= _OTHERS_SHARE * total_bytes or device.backend == "simulated":
-            continue
-        name = f"{device.name or 'a device'} ({device.pin})"
-        notes.append(
-            f"{name}: {memory(used_bytes)} are used by other processes;"
-            " longer chunks may fit on a free one: badcjobs gpus --all"
-        )
-    return notes
-
-
-def why_not_finished(stop: StopRequest, something_is_kept: bool) -> str:
-    """Explain why the search is not finished; a first trial that was too short is not stored."""
+def why_not_finished(stop: StopRequest) -> str:
+    """Explain why the search is not finished."""
     why = f"stopped by {stop.name}" if stop.requested else "the time is over"
-    if something_is_kept:
-        return f"{why}; the trials are stored, and the same command continues"
-    advice = "" if stop.requested else ": give it more time with --time"
-    return f"{why} before the first trial ended; nothing is stored, so the same command starts again{advice}"
+    return f"{why}; finished trials are stored, and the same command continues (--time gives it more time)"
 
 
 # --- the search for one model of device -------------------------------------------------------------------------------
@@ -291,8 +264,7 @@ class ModelSearch:
             if ceiling_s < self._bounds.longest_s:
                 self._bounds = self._bounds._replace(longest_s=ceiling_s)
                 self.host_note = (
-                    f"{self.key.gpu}: nothing longer than {ceiling_s:g} s is tried: it might take more than"
-                    f" {100 * _HOST_SHARE:.0f} % of the node's memory ({memory(host_bytes)})"
+                    f"{self.key.gpu}: nothing longer than {ceiling_s:g} s is tried: the node's memory may not hold it"
                 )
         return None if self.problem else next_step(self.trials, self._bounds, self.in_flight)
 
@@ -448,6 +420,9 @@ def _begin(bench: Bench, search: ModelSearch, step: ProbeStep, number: int) -> T
 def _describe(step: ProbeStep, outcome: Trial | Trouble) -> str:
     if isinstance(outcome, Trouble):
         return f"{step.length_s:g} s failed: {outcome.error_class}"
-    rate = "" if outcome.times_real_time is None else f", {speed(outcome.times_real_time)} real time"
-    peak = "" if outcome.peak_bytes is None else f", {memory(outcome.peak_bytes)} at most"
-    return f"{step.length_s:g} s: {outcome.outcome}{peak}{rate}"
+    text = f"{step.length_s:g} s: {outcome.outcome}"
+    if outcome.peak_bytes is not None:
+        text += f", {memory(outcome.peak_bytes)} at most"
+    if outcome.times_real_time is not None:
+        text += f", {speed(outcome.times_real_time)} real time"
+    return text

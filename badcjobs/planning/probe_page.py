@@ -9,12 +9,13 @@ from typing import Any
 from badcjobs.model import FITS, NO_START, TOO_LONG, Probed, Trial, not_none
 from badcjobs.planning.probe_search import device_words, setup_words
 from badcjobs.report.page import NO_CHARTS, Section, figure, paragraph, whole_page
-from badcjobs.report.tables import Cell, Table, columns, table_html, table_text
+from badcjobs.report.tables import WIDTH, Cell, Table, columns, table_html, table_text
 from badcjobs.report.text import wrap
 from badcjobs.words import UNKNOWN, memory, number, share_words
 
 _OUTCOMES = {FITS: "", TOO_LONG: "out of memory", NO_START: "no room for the models"}
-_MEMORY, _SPEED = "memory", "speed"
+_MEMORY = "memory"
+_SPEED = "speed"
 _CAPTIONS = {
     _MEMORY: "Peak memory of the device; dashed: its total memory; dotted: the best and the safe length.",
     _SPEED: "Seconds of audio analysed in a second of work, without the start of the engine.",
@@ -22,17 +23,21 @@ _CAPTIONS = {
 _GIB = 2**30
 
 
-def probe_text(probes: Sequence[Probed], kept: str, notes: Sequence[str] = ()) -> str:
+def probe_text(probes: Sequence[Probed], kept: str, notes: Sequence[str] = (), width: int = WIDTH) -> str:
     """Return the tables and the sentences below them; ``kept``: the file, and what reads it."""
+    sentences = []
     lines = []
     for place, probed in enumerate(probes):
-        lines += wrap(f"{device_words(probed.key)}; {setup_words(probed.key)}", indent=2)
-        lines += [*table_text(_table(place, probed)), ""]
-        lines += [part for sentence in _sentences(probed) for part in wrap(f"  {sentence}", indent=4)]
+        lines += wrap(f"{device_words(probed.key)}; {setup_words(probed.key)}", indent=2, width=width)
+        lines += [*table_text(_table(place, probed), width), ""]
+        for sentence in _sentences(probed):
+            lines += wrap(f"  {sentence}", indent=4, width=width)
         lines.append("")
     if any(probed.result is not None for probed in probes):
-        lines += wrap(f"  stored in {kept}", indent=4)
-    lines += [line for note in notes for line in wrap(f"  note: {note}", indent=4)]
+        sentences.append(f"stored in {kept}")
+    sentences += [f"note: {note}" for note in notes]
+    for sentence in sentences:
+        lines += wrap(f"  {sentence}", indent=4, width=width)
     return "\n".join(lines).rstrip()
 
 
@@ -51,17 +56,19 @@ def probe_page(probes: Sequence[Probed], notes: Sequence[str]) -> str:
             parts = figures.chart_code(), script, dict[str, Any]()
     sections = []
     for place, probed in enumerate(probes):
-        charts = "".join(
-            figure(f"{name}-{place}", places[f"{name}-{place}"], f"{words} The table below has the figures.", words)
-            for name, words in _CAPTIONS.items()
-            if f"{name}-{place}" in places
-        )
-        body = (
-            paragraph(setup_words(probed.key), "quiet")
-            + "".join(paragraph(f"{text[0].upper()}{text[1:]}.") for text in _sentences(probed))
-            + (f'<div class="charts">{charts}</div>' if charts else "" if places else NO_CHARTS)
-            + table_html(_table(place, probed))
-        )
+        body = paragraph(setup_words(probed.key), "quiet")
+        for text in _sentences(probed):
+            body += paragraph(f"{text[0].upper()}{text[1:]}.")
+        charts = ""
+        for name, caption in _CAPTIONS.items():
+            drawn_at = places.get(f"{name}-{place}")
+            if drawn_at is not None:
+                charts += figure(f"{name}-{place}", drawn_at, f"{caption} The table below has the figures.", caption)
+        if charts:
+            body += f'<div class="charts">{charts}</div>'
+        elif not places:
+            body += NO_CHARTS
+        body += table_html(_table(place, probed))
         sections.append(Section(f"probe-{place}", device_words(probed.key), body))
     notes_html = "".join(paragraph(note) for note in notes)
     header = '<p class="kicker">badcjobs probe</p><h1>How long a chunk may be</h1>'
@@ -93,6 +100,9 @@ def _table(place: int, probed: Probed) -> Table:
         rate = trial.times_real_time
         peak_bytes = trial.peak_bytes
         full = None if peak_bytes is None or not total else peak_bytes / total
+        rate_text = UNKNOWN
+        if rate is not None:
+            rate_text = number(rate, 0 if rate >= 100 else 1)
         remarks = [_OUTCOMES[trial.outcome]]
         if trial.lean:
             remarks.append("with one thread")
@@ -102,7 +112,7 @@ def _table(place: int, probed: Probed) -> Table:
             Cell(f"{trial.length_s:g} s", trial.length_s),
             Cell(memory(peak_bytes), peak_bytes),
             Cell(share_words(full and 100 * full), full),
-            Cell(UNKNOWN if rate is None else number(rate, 0 if rate >= 100 else 1), rate),
+            Cell(rate_text, rate),
             ", ".join(filter(None, remarks)) or "fits",
         )
         rows.append(cells)

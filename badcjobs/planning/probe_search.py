@@ -157,5 +157,5 @@ def device_words(key: ProbeKey) -> str:
 
 def setup_words(key: ProbeKey) -> str:
     """Return what was tried there."""
-    workers, chunks = count(key.workers, "worker"), count(key.chunks_at_once, "chunk")
-    return f"{key.engine} ({key.engine_version}), {workers} per GPU, {chunks} at once"
+    workers = f"{count(key.workers, 'worker')} per GPU"
+    return f"{key.engine} ({key.engine_version}), {workers}, {count(key.chunks_at_once, 'chunk')} at once"

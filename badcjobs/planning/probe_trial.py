@@ -206,7 +206,7 @@ class TrialRun:
     @property
     def start_up_s(self) -> float:
         """How long it took until the first chunk was begun."""
-        begun_at_ms = [*self.watch.begun_at_ms[:1], *(result.started_at_ms for result in self.watch.done[:1])]
+        begun_at_ms = [*self.watch.begun_at_ms[:1], *(ended.started_at_ms for ended in self.watch.done[:1])]
         return (min(begun_at_ms, default=self._began_at_ms) - self._began_at_ms) / 1000
 
     def _peak_bytes(self) -> int | None:
@@ -214,8 +214,8 @@ class TrialRun:
         device_id = self.plans[0].device_id
         if device_id is None:
             return None
-        from_ms = min(result.started_at_ms for result in self.watch.done)
-        to_ms = max(result.ended_at_ms for result in self.watch.done)
+        from_ms = min(ended.started_at_ms for ended in self.watch.done)
+        to_ms = max(ended.ended_at_ms for ended in self.watch.done)
         return read_memory_peaks(self.bench.records.readings_at_hand(), from_ms, to_ms).get(device_id)
 
 
@@ -225,16 +225,16 @@ def measure(done: Sequence[ChunkResult], lanes: int) -> tuple[float | None, floa
     From the end of the first round on, which warms up; from the first begin where there is no second round, or where
     engines report nothing before their whole batch is done.
     """
-    counted = sorted(done, key=lambda result: result.ended_at_ms)
-    from_ms = min(result.started_at_ms for result in done)
+    counted = sorted(done, key=lambda ended: ended.ended_at_ms)
+    from_ms = min(ended.started_at_ms for ended in done)
     first_end_ms = counted[0].ended_at_ms
     last_end_ms = counted[-1].ended_at_ms
     later = counted[lanes:]
-    if len(later) >= lanes and all(result.started_at_ms >= first_end_ms - _SAME_MOMENT_MS for result in later):
+    if len(later) >= lanes and all(ended.started_at_ms >= first_end_ms - _SAME_MOMENT_MS for ended in later):
         from_ms = counted[lanes - 1].ended_at_ms
         counted = later
     work_s = (last_end_ms - from_ms) / 1000
-    audio_s = sum(result.chunk.audio_s or 0.0 for result in counted)
+    audio_s = sum(ended.chunk.audio_s or 0.0 for ended in counted)
     return work_s, round(audio_s / work_s, 2) if work_s > 0 else None
 
 

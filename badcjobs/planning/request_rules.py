@@ -38,9 +38,9 @@ def check_request(facts: PreflightFacts) -> Iterator[Remark]:
 
 def _check_spacing(job: Job, *, may_have_begun: bool) -> Iterator[Remark]:
     """Check that tasks can know their place in the array; a run that has begun already knows it."""
-    asked = job.asked
+    request = job.request
     start = job.start
-    if job.has_begun or asked.array_range is None or (job.script is not None and start is None):
+    if job.has_begun or request.array_range is None or (job.script is not None and start is None):
         return
     if start is not None:
         if "shard" in start.named:
@@ -49,17 +49,17 @@ def _check_spacing(job: Job, *, may_have_begun: bool) -> Iterator[Remark]:
     yield Remark(
         WARNING if may_have_begun else PROBLEM,
         "array",
-        f"--array={asked.array} is a list, and Slurm hides the spacing of a list from its tasks: they know their shares"
-        " only in a run that has begun already",
-        job.ask("array", asked.array_range),
+        f"--array={request.array} is a list, and Slurm hides the spacing of a list from its tasks: they know their"
+        " shares only in a run that has begun already",
+        job.ask("array", request.array_range),
     )
 
 
 def _check_array(job: Job, slurm: SlurmFacts | None) -> Iterator[Remark]:
     """Compare the array with what the site and this Slurm allow."""
-    asked = job.asked
+    request = job.request
     site = job.site
-    tasks = asked.tasks
+    tasks = request.tasks
     if tasks is None:
         return
     if site.array_tasks:
@@ -72,7 +72,7 @@ def _check_array(job: Job, slurm: SlurmFacts | None) -> Iterator[Remark]:
         text = f"{tasks:,} tasks and the merge job are more than the {site.queued_jobs:,} jobs {site.name} queues"
         yield problem("queue", text, job.ask_tasks(site.queued_jobs - 1))
     if slurm is not None and slurm.max_array_size:
-        last = tasks - 1 if asked.last_index is None else asked.last_index
+        last = tasks - 1 if request.last_index is None else request.last_index
         if last >= slurm.max_array_size:
             text = f"the array's last index is {last:,}, but this Slurm allows less than {slurm.max_array_size:,}"
             yield problem("array", f"{text} (MaxArraySize)", job.ask_tasks(min(tasks, slurm.max_array_size)))
@@ -80,7 +80,7 @@ def _check_array(job: Job, slurm: SlurmFacts | None) -> Iterator[Remark]:
 
 def _check_shares(job: Job) -> Iterator[Remark]:
     """Compare the number of tasks with what there is to share."""
-    tasks = job.asked.tasks
+    tasks = job.request.tasks
     source = job.source
     if tasks is None or source is None:
         return
@@ -95,24 +95,26 @@ def _check_shares(job: Job) -> Iterator[Remark]:
 
 
 def _check_time(job: Job) -> Iterator[Remark]:
-    asked = job.asked
+    request = job.request
     most_h = job.site.time_h
-    if most_h and (asked.no_time_limit or (asked.time_s or 0) > most_h * 3600):
-        wanted = "no time limit" if asked.time_s is None else f"{asked.time_s / 3600:,.4g} h"
-        text = f"--time asks for {wanted}, but {job.site.name} allows {most_h:,.4g} h"
+    if most_h and (request.no_time_limit or (request.time_s or 0) > most_h * 3600):
+        time = "no time limit"
+        if request.time_s is not None:
+            time = f"{request.time_s / 3600:,.4g} h"
+        text = f"--time asks for {time}, but {job.site.name} allows {most_h:,.4g} h"
         yield problem("time", text, job.ask("time", f"{most_h:.0f}:00:00"))
-    elif asked.no_time_limit:
+    elif request.no_time_limit:
         text = "--time asks for no time limit: nothing warns a task before its end, and no plan can be kept"
         yield warning("time", text, job.ask("time", "12:00:00", _AGAIN))
 
 
 def _check_gpu_hours(job: Job) -> Iterator[Remark]:
     """Multiply tasks, GPUs and time: a cap counts what runs and waits together."""
-    gpus = job.asked.gpus_per_task
-    if not gpus or job.asked.time_s is None:
+    gpus = job.request.gpus_per_task
+    if not gpus or job.request.time_s is None:
         return
-    tasks = job.asked.tasks or 1
-    hours = job.asked.time_s / 3600
+    tasks = job.request.tasks or 1
+    hours = job.request.time_s / 3600
     total = tasks * gpus * hours
     shown = f"{total:,.0f}" if total >= 10 else f"{total:.2g}"
     text = f"{count(tasks, 'task')} × {count(gpus, 'GPU')} × {hours:,.4g} h = {shown} GPU-hours"
@@ -135,30 +137,32 @@ def _check_gpu_hours(job: Job) -> Iterator[Remark]:
 
 def _check_node(job: Job) -> Iterator[Remark]:
     """Compare what a task wants of one node with a node of the site."""
-    asked = job.asked
+    request = job.request
     site = job.site
     script = job.script
-    if asked.gpus_per_task == 0:
+    if request.gpus_per_task == 0:
         yield warning("GPUs", "the job asks Slurm for no GPU", job.ask("gpus-per-node", 1))
     sizes = (
-        ("GPUs", "GPUs", asked.gpus_per_node, site.node_gpus, "gpus-per-node", ""),
-        ("cores", "cores", asked.cpus_per_node, site.node_cpus, "cpus-per-task", ""),
-        ("memory", "GB of memory", asked.memory_gb_per_node, site.node_memory_gb, "mem", "G"),
+        ("GPUs", "GPUs", request.gpus_per_node, site.node_gpus, "gpus-per-node", ""),
+        ("cores", "cores", request.cpus_per_node, site.node_cpus, "cpus-per-task", ""),
+        ("memory", "GB of memory", request.memory_gb_per_node, site.node_memory_gb, "mem", "G"),
     )
-    for subject, unit, wanted, most, option, ending in sizes:
-        if wanted and most and wanted > most:
-            text = f"a task asks for {wanted:,.4g} {unit} on a node, but a node of {site.name} has {most:,.4g}"
+    for subject, unit, amount, most, option, ending in sizes:
+        if amount and most and amount > most:
+            text = f"a task asks for {amount:,.4g} {unit} on a node, but a node of {site.name} has {most:,.4g}"
             yield problem(subject, text, job.ask(option, f"{int(most)}{ending}"))
-    if script is not None and script.start and (asked.nodes or 1) > 1 and not any(call.spread for call in script.calls):
-        text = f"{script.name} asks for {asked.nodes} nodes, but line {script.start.line} starts badcjobs on the first"
+    if script is None or script.start is None or (request.nodes or 1) == 1:
+        return
+    if not any(call.spread for call in script.calls):
+        text = f"{script.name} asks for {request.nodes} nodes, but line {script.start.line} starts badcjobs on the"
         fix = job.ask("nodes", 1, "and more array tasks; or srun: badcjobs template multinode")
-        yield warning("nodes", f"{text} alone: the GPUs of the others are idle", fix)
+        yield warning("nodes", f"{text} first alone: the GPUs of the others are idle", fix)
 
 
 def _check_workers(job: Job, needs: Needs) -> Iterator[Remark]:
     """Compare memory and cores with the workers that a task starts in any case."""
-    memory_gb = job.asked.memory_gb_per_node
-    cpus = job.asked.cpus_per_node
+    memory_gb = job.request.memory_gb_per_node
+    cpus = job.request.cpus_per_node
     workers = needs.workers
     if not workers:
         return
@@ -172,16 +176,16 @@ def _check_workers(job: Job, needs: Needs) -> Iterator[Remark]:
 
 def check_billing(job: Job, needs: Needs) -> Iterator[Remark]:
     """Show what a task is billed, and whether memory or cores cost more than its GPUs for no good reason."""
-    asked = job.asked
+    request = job.request
     site = job.site
     billing = site.billing
-    gpus = asked.gpus_per_task
-    if billing is None or not gpus or asked.exclusive:
+    gpus = request.gpus_per_task
+    if billing is None or not gpus or request.exclusive:
         return
-    nodes = asked.nodes or 1
-    cpus = asked.cpus or 0
-    node_gb = asked.memory_gb_per_node or 0.0
-    if asked.memory_gb_per_node == 0:  # all of it
+    nodes = request.nodes or 1
+    cpus = request.cpus or 0
+    node_gb = request.memory_gb_per_node or 0.0
+    if request.memory_gb_per_node == 0:  # all of it
         node_gb = site.node_memory_gb or 0.0
     gpus_cost = gpus * billing.gpu
     memory_cost = nodes * node_gb * billing.memory_gb
@@ -209,14 +213,14 @@ def check_billing(job: Job, needs: Needs) -> Iterator[Remark]:
 def _bill_text(billing: Billing, gpus: int, memory_gb: float, cpus: int) -> str:
     """Return the parts of a task's bill, and their sum."""
     amounts = (
-        (gpus, "GPU" if gpus == 1 else "GPUs", billing.gpu),
-        (memory_gb, "GB", billing.memory_gb),
-        (cpus, "core" if cpus == 1 else "cores", billing.cpu),
+        (gpus, count(gpus, "GPU"), billing.gpu),
+        (memory_gb, f"{round(memory_gb, 2):g} GB", billing.memory_gb),
+        (cpus, count(cpus, "core"), billing.cpu),
     )
     parts = []
     for amount, name, weight in amounts:
         if amount * weight:
-            parts.append(f"{round(amount, 2):g} {name} × {weight:g} = {round(amount * weight, 2):g}")
+            parts.append(f"{name} × {weight:g} = {round(amount * weight, 2):g}")
     rule = "the largest counts" if billing.rule == "max" else "they add up"
     units = billing.per_hour(gpus, memory_gb, cpus)
     return f"{', '.join(parts)}; {rule}: {units:g} an hour for each task"
@@ -227,9 +231,9 @@ def _bill_text(billing: Billing, gpus: int, memory_gb: float, cpus: int) -> str:
 
 def _check_account(job: Job) -> Iterator[Remark]:
     """Compare the account with the site's rule for GPU jobs; others, such as a merge, are often paid by another."""
-    account = job.asked.account
+    account = job.request.account
     ending = job.site.account_ends_with
-    has_gpus = job.asked.gpus_per_task is not None or (job.script is None and account is not None)
+    has_gpus = job.request.gpus_per_task is not None or (job.script is None and account is not None)
     if not ending or not has_gpus:
         return
     if account is None or "<" in account:
@@ -244,14 +248,14 @@ def _check_account(job: Job) -> Iterator[Remark]:
 
 def _check_merge_account(job: Job) -> Iterator[Remark]:
     """Find a merge, which has no GPU, that the account of GPU jobs would pay: in a script, or of ``submit``."""
-    asked = job.asked
+    request = job.request
     script = job.script
-    account = asked.account
+    account = request.account
     option = "#SBATCH --account="
     if script is None:
-        account = asked.merge_account or account
+        account = request.merge_account or account
         option = "--config submit.merge_account="
-    elif script.start or asked.gpus_per_task or not job.merges:
+    elif script.start or request.gpus_per_task or not job.merges:
         return
     ending = job.site.account_ends_with
     if ending and account and account.endswith(ending) and account != ending:
@@ -268,7 +272,7 @@ def _check_answer(job: Job, trial: tuple[str, ...] | None) -> Iterator[Remark]:
         yield fine("sbatch", f"it would take {name} (--test-only)")
         return
     refusal, *details = trial
-    can_wait = any(words in refusal for words in _CAN_WAIT)
+    can_wait = any(message in refusal for message in _CAN_WAIT)
     yield Remark(
         WARNING if can_wait else PROBLEM,
         "sbatch",

@@ -127,12 +127,14 @@ def _known_submission(out: Path) -> Record | None:
 
 def bill_lines(resolved: ResolvedSubmit, environ: Environ, cwd: Path) -> list[str]:
     """Return what a task is billed, as check does."""
-    options, settings, site = resolved.options, resolved.settings, resolved.site
+    options = resolved.options
+    settings = resolved.settings
+    site = resolved.site
     gpus = 1 if options.gpus_per_task is None else options.gpus_per_task
-    words = submit_words(replace(options, gpus_per_task=gpus))
-    job = Job(read_asked(read_options(words), {}, []), site, settings)
+    sbatch_words = submit_words(replace(options, gpus_per_task=gpus))
+    job = Job(read_asked(read_options(sbatch_words), {}, []), site, settings)
     usual = usual_request(replace(options, mem=None), FASTEST, settings, site, environ, cwd)
-    workers = usual.gpus * usual.workers if settings.workers_wanted else 0
+    workers = usual.gpus * (settings.workers_wanted or 0)
     lines = []
     for remark in check_billing(job, Needs(usual.mem_gb, workers)):
         line = f"billing: {remark.text}"

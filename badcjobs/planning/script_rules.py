@@ -51,9 +51,13 @@ def _check_start(script: BatchScript, start: Call) -> Remark:
     if start.by_srun and not to_script:
         return fine("start", f"{script.name} line {start.line} starts badcjobs with srun")
     lines = ", ".join(str(call.line) for call in in_shell)
-    fate = "would be killed by the warning before the time limit" if to_script else "does not pass on Slurm's signals"
+    severity = WARNING
+    fate = "does not pass on Slurm's signals"
+    if to_script:
+        severity = PROBLEM
+        fate = "would be killed by the warning before the time limit"
     return Remark(
-        PROBLEM if to_script else WARNING,
+        severity,
         "start",
         f"{script.name} line {lines} does not start badcjobs with exec: the shell {fate}",
         f"exec {start.text.removeprefix('exec ')}   (as the only start: one run may have several sources)",
@@ -70,9 +74,10 @@ def _check_signal(job: Job, script: BatchScript, start: Call) -> Remark:
         return warning("signal", text, fix)
 
     name = signal.signum.name.removeprefix("SIG")
-    option = f"--signal={'B:' * signal.to_script}{name}@{signal.lead_s}"
+    receiver = "B:" if signal.to_script else ""
+    option = f"--signal={receiver}{name}@{signal.lead_s}"
     text = f"{script.name}: {option}"
-    time_s = job.asked.time_s
+    time_s = job.request.time_s
     if time_s is not None and signal.lead_s >= time_s:
         text = f"{option} warns at once: the time limit is {time_s:,} s, so every task stops before it has begun"
         is_short = time_s <= 2 * _GOOD_LEAD_S
@@ -147,19 +152,19 @@ def _check_modules(script: BatchScript | None, modules: ModuleFacts | None) -> I
     """Report which modules could not be loaded in a shell of its own."""
     if modules is None:
         return
-    line = f"module load {' '.join(modules.wanted)}"
+    line = f"module load {' '.join(modules.names)}"
     if not modules.command:
-        text = f"this machine has no module command, so {', '.join(modules.wanted)} cannot be checked"
+        text = f"this machine has no module command, so {', '.join(modules.names)} cannot be checked"
         yield warning("modules", text, f"bash -lc '{line}'   (on a login node of the cluster)")
         return
     loaded = tuple(f"{module}/" for module in modules.loaded)
-    missing = [module for module in modules.wanted if not any(name.startswith(f"{module}/") for name in loaded)]
+    missing = [module for module in modules.names if not any(name.startswith(f"{module}/") for name in loaded)]
     if not missing:
         yield fine("modules", f"{line} works here")
         return
     text = f"{', '.join(missing)} cannot be loaded"
-    if modules.said:
-        text += f": {modules.said}"
+    if modules.message:
+        text += f": {modules.message}"
     severity = PROBLEM
     if script is not None and script.set_up_by:
         text += f" (tested here without the script's {script.set_up_by})"

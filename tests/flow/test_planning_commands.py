@@ -166,7 +166,7 @@ def test_a_probe_that_is_stopped_or_killed_goes_on_where_it_was_and_a_damaged_fi
         known |= {f"Big: trying {trial.length_s:g} s" for trial in before.trials}
         assert known and not before.finished
         if signum == signal.SIGINT:
-            assert "stopped by SIGINT; the trials are stored" in stopped.json["notes"][0]
+            assert "stopped by SIGINT; finished trials are stored" in stopped.json["notes"][0]
             assert not list(site.local.iterdir())
     done = probe(site, *arguments, more=("--out", file, "--json")).wait()
     assert done.exit_code == 0, done.stderr

@@ -325,7 +325,7 @@ def facts_of(line):
 
     run = {name: facts.pop(name) for name in ("live_mode", "cpu_workers") if name in facts}
     site = facts.pop("site", Site(""))
-    job = fill(planning.Job, asked=Asked(**asked), site=site, settings=RunSettings(**run))
+    job = fill(planning.Job, request=Asked(**asked), site=site, settings=RunSettings(**run))
     return fill(planning.PreflightFacts, job=job, places=fill(planning.Places), needs=fill(planning.Needs))
 
 

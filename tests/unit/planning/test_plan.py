@@ -316,6 +316,9 @@ def fields_of(chunks):
     return [(one.key, one.audio_path, one.start_ms, one.end_ms, one.is_cut, one.fingerprint) for one in chunks]
 
 
+OF_SOURCE = re.compile(r"\n?  (run|source|audio|written|left out|problem|warning|note) ")
+
+
 def test_a_source_is_planned_named_or_refused(short_path, monkeypatch, pages):
     said, seen = ["(what an earlier plan on this page says is left out)\n"], set[str]()
     for number, (name, files, sources, options) in enumerate(read_cases("plans")):
@@ -337,7 +340,7 @@ def test_a_source_is_planned_named_or_refused(short_path, monkeypatch, pages):
         else:
             parts = re.split(r"\n(?=  \w|\n)", plan_text(planned))
             written = [*sorted((here / "p").rglob("*.csv")), *here.glob("p/left-out.txt")]
-            text = "\n".join(part for part in parts if part not in seen)
+            text = "\n".join(part for part in parts if part not in seen and (not seen or OF_SOURCE.match(part)))
             text += "".join(f"\n--- {path.name}\n{path.read_text()}" for path in written)
             seen |= {*parts}
         said.append(text.replace(str(here), "HERE") + "\n")
@@ -594,12 +597,12 @@ def test_what_is_not_planned_asks_for_the_workers_that_it_will_have(tmp_path):
         return made.workers, made.cpus, made.mem_gb, made.rate
 
     cut = replace(run, chunk_length_s=300.0)
-    assert ask() == (2, 2, 7, 0.0) and ask(gpus_per_task=4) == (2, 8, 27, 0.0), "nothing is cut: of any length"
-    assert ask(cut) == (2, 2, 5, 0.0) and ask(longest_s=7200.0) == (2, 2, 17, 0.0)
-    assert ask(cut, "fastest", gpus_per_task=4) == (6, 24, 53, 0.0), "one worker per core"
-    assert ask(replace(run, workers_per_gpu="3")) == (3, 3, 10, 0.0)
-    assert ask(replace(run, chunk_length_s=1800.0)) == (2, 2, 8, 0.0)
-    assert ask(mem="4G")[:3] == (1, 2, 4) and ask(site=Site("")) == (2, 2, 7, 0.0), "of two, 4 GB hold one"
+    assert ask() == (2, 2, 7, 1.0) and ask(gpus_per_task=4) == (2, 8, 27, 1.0), "nothing is cut: of any length"
+    assert ask(cut) == (2, 2, 5, 1.0) and ask(longest_s=7200.0) == (2, 2, 17, 1.0)
+    assert ask(cut, "fastest", gpus_per_task=4) == (6, 24, 53, 1.0), "one worker per core"
+    assert ask(replace(run, workers_per_gpu="3")) == (3, 3, 10, 1.0)
+    assert ask(replace(run, chunk_length_s=1800.0)) == (2, 2, 8, 1.0)
+    assert ask(mem="4G")[:3] == (1, 2, 4) and ask(site=Site("")) == (2, 2, 7, 1.0), "of two, 4 GB hold one"
     trial = Trial(300.0, False, FITS, 3, 2.0, 1500.0, host_peak_bytes=6 * 2**30)
     key = ProbeKey("V100", 32 * 2**30, "hawkears", "2.3.0", "hawkears", 4, 4)
     (tmp_path / ".cache" / "badcjobs").mkdir(parents=True)

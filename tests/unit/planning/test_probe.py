@@ -183,11 +183,13 @@ def test_the_text_and_the_page_have_the_curve_the_best_length_and_what_is_safe(p
     probed = {name: probed_of(name, text) for name, text in (one.split(" | ") for one in SHOWN)}
     texts = [f"## {name}\n{planning.probe_text([one], kept)}\n" for name, one in probed.items()]
     texts.append(f"## two\n{planning.probe_text([probed['found'], probed['not finished']], 'x', ['a note'])}\n")
-    for came, kept in ((signal.SIGINT, True), (signal.SIGTERM, False), (None, False)):
+    narrow = planning.probe_text([probed["found"]], kept, ["a note of several words"], 70)
+    assert max(map(len, narrow.splitlines())) <= 70, "as wide as the terminal"
+    for came in (signal.SIGINT, None):
         stop = StopRequest(lambda: 0.0)
         if came is not None:
             stop.receive(came)
-        texts.append(f"## {came and came.name}, {kept}\n{planning.why_not_finished(stop, kept)}")
+        texts.append(f"## {came and came.name}\n{planning.why_not_finished(stop)}")
     page = planning.probe_page([probed["with one thread"], [*probed.values()][-1]], ["<b>a note</b>"])
     assert 'id="chart-memory-0"' in page and 'id="chart-speed-0"' in page
     assert 'id="chart-memory-1"' not in page, "nothing was read of it, and nothing timed"
