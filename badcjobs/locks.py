@@ -36,11 +36,10 @@ log = logging.getLogger(__name__)
 _POLL_S = 0.1
 
 
-def try_lock(file: int, *, shared: bool = False) -> bool:
+def try_lock(file: int) -> bool:
     """Lock an open file until it is closed in every process that has it; False: another process keeps it locked."""
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True

@@ -20,7 +20,6 @@ from badcjobs.clock import SystemClock
 from badcjobs.devices.free import (
     DeviceLocks,
     DeviceRequest,
-    NeverFree,
     NotFree,
     Waiting,
     describe_holder,
@@ -135,9 +134,7 @@ def _pick(request: DeviceRequest, stand_in: StandIn) -> PickedDevices:
     try:
         listing = list_free(environ, stand_in, request, locks, Waiting(clock, log.info))
     except NotFree as error:
-        error.fix = "fewer devices or weaker limits; badcjobs.list_devices() shows what is here"
-        if not isinstance(error, NeverFree):
-            error.fix = f"pick_devices({request.count}, wait_s=600)   or {error.fix}"
+        error.fix = "fewer devices, weaker limits, or wait_s=600; badcjobs.list_devices() shows what is here"
         raise
     return PickedDevices(listing.devices, locks)
 

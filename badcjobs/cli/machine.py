@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -35,10 +36,12 @@ if TYPE_CHECKING:
 def gpus(
     context: typer.Context,
     everything: Annotated[bool, flag("--all", "List every GPU of the machine, with processes.")] = False,
-    free: Annotated[int | None, option("N", "Pick the N most free GPUs.")] = None,
+    free: Annotated[int | None, option("N", "Pick the N most free GPUs.", min=1)] = None,
     min_memory_mib: Annotated[int | None, option("M", "With --free: minimum free memory.", min=1)] = None,
-    max_utilization: Annotated[float | None, option("P", "With --free: maximum utilization in percent.")] = None,
-    wait: Annotated[float | None, option("S", "With --free: wait up to S seconds [0].")] = None,
+    max_utilization: Annotated[
+        float | None, option("P", "With --free: maximum utilization in percent.", min=0, max=100)
+    ] = None,
+    wait: Annotated[float | None, option("S", "With --free: wait up to S seconds [0].", min=0)] = None,
     simulate: Simulate = None,
     json_wanted: JsonWanted = False,
 ) -> int:
@@ -76,19 +79,19 @@ def gpus(
 
 
 def _list_devices(request: DeviceRequest | None, stand_in: StandIn, *, everything: bool) -> Listing:
-    from badcjobs.devices.free import DeviceLocks, Waiting, list_free, lock_folder
+    from badcjobs.devices.free import DeviceLocks, Waiting, describe_holder, list_free, lock_folder
     from badcjobs.devices.listing import list_granted
 
     clock = SystemClock()
     variables = environ()
     if request is None:
         return list_granted(variables, clock, stand_in=stand_in, everything=everything)
-    locks = DeviceLocks(lock_folder(variables), clock, None)
-    return list_free(variables, stand_in, request, locks, Waiting(clock, remark))
+    with DeviceLocks(lock_folder(variables), clock, describe_holder(os.getpid(), Path.cwd())) as locks:
+        return list_free(variables, stand_in, request, locks, Waiting(clock, remark))
 
 
 def _request(free: int | None, everything: bool, **limits: Any) -> DeviceRequest | None:
-    from badcjobs.devices.free import DeviceRequest, check_request
+    from badcjobs.devices.free import DeviceRequest
 
     if free is None:
         options = [f"--{name.replace('_', '-')}" for name, value in limits.items() if value is not None]
@@ -101,9 +104,7 @@ def _request(free: int | None, everything: bool, **limits: Any) -> DeviceRequest
             why="--all shows every GPU, --free only the best ones that this task has",
             fix=f"badcjobs gpus --free {free}   (or: badcjobs gpus --all)",
         )
-    request = DeviceRequest(free, limits["min_memory_mib"], limits["max_utilization"], limits["wait"] or 0.0)
-    check_request(request)
-    return request
+    return DeviceRequest(free, limits["min_memory_mib"], limits["max_utilization"], limits["wait"] or 0.0)
 
 
 def record(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -13,8 +12,6 @@ from typing import NamedTuple
 from badcjobs.errors import BadInput
 from badcjobs.model import Allocation, ArrayShape, Device, InventoryDevice
 from badcjobs.seams import Environ
-
-log = logging.getLogger(__name__)
 
 CUDA = "CUDA_VISIBLE_DEVICES"
 ROCR = "ROCR_VISIBLE_DEVICES"
@@ -118,18 +115,25 @@ def _number(environ: Environ, name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class ShardPlace:
-    """Shard ``index`` of ``count``.
+    """The place of this task: ``position`` of ``positions`` in its array, and its number among the tasks of its step.
 
-    A list of manifests has one line per array task: line ``position`` of ``positions``. Only the tasks of one step
-    (``step_index`` of ``step_count``) share a line.
+    A list of manifests has one line per position; only the tasks of one step share a line.
     """
 
-    index: int
-    count: int
-    position: int | None = None
+    position: int | None = None  # None: without an array
     positions: int | None = None
     step_index: int = 0
     step_count: int = 1
+
+    @property
+    def index(self) -> int:
+        """The number of its shard."""
+        return (self.position or 0) * self.step_count + self.step_index
+
+    @property
+    def count(self) -> int:
+        """The number of shards."""
+        return (self.positions or 1) * self.step_count
 
 
 def array_shape(allocation: Allocation) -> ArrayShape | None:
@@ -145,10 +149,9 @@ def array_shape(allocation: Allocation) -> ArrayShape | None:
 
 def find_place(allocation: Allocation, frozen: ArrayShape | None) -> ShardPlace:
     """Return the shard of this task; ``frozen`` is the array's shape in run.toml (None: the run has no array)."""
-    tasks = allocation.step_tasks
-    procid = allocation.procid
+    place = ShardPlace(step_index=allocation.procid, step_count=allocation.step_tasks)
     if allocation.array_index is None:
-        return ShardPlace(procid, tasks)
+        return place
     if frozen is None:
         raise _no_shape(allocation)
     position = frozen.position_of(allocation.array_index)
@@ -158,36 +161,17 @@ def find_place(allocation: Allocation, frozen: ArrayShape | None) -> ShardPlace:
             why="the first task saved the array's shape in run.toml, so that the shards stay the same",
             fix=f"sbatch --array={frozen} …   (or a part of it), or use another --out for a new run",
         )
-    return ShardPlace(
-        index=position * tasks + procid,
-        count=frozen.count * tasks,
-        position=position,
-        positions=frozen.count,
-        step_index=procid,
-        step_count=tasks,
-    )
+    return replace(place, position=position, positions=frozen.count)
 
 
 def _no_shape(allocation: Allocation) -> BadInput:
     """Return why an array task does not know its shard without the shape in run.toml."""
-    if allocation.array_indices is None:
-        return BadInput(
-            f"the shape of the array of task {allocation.job_id}_{allocation.array_index} is unknown",
-            why="SLURM_ARRAY_TASK_MIN, _MAX and _COUNT are not set",
-            fix="badcjobs run … --shard I/N   (I from 0)",
-        )
     if array_shape(allocation) is None:
-        first, last, step, count = allocation.array_indices
-        # It may be evenly spaced, but a task cannot tell: Slurm sets the same variables for 1,3,5,7 and 1,2,6,7.
-        distance, rest = divmod(last - first, max(count - 1, 1))
-        same = ""
-        if rest == 0:
-            same = f"if evenly spaced: --array={ArrayShape(first, distance, count)}; "
+        last = "N" if allocation.array_indices is None else allocation.array_indices[-1] - 1
         return BadInput(
             "the indices of this array are a list, and Slurm does not report the indices of a list to its tasks",
-            why="the first task of a run computes the shards from the first index, the step and the count; here Slurm"
-            f" reports only indices from {first} to {last}, {count} tasks and a step of {step}",
-            fix=f"sbatch --array=0-{count - 1} …   ({same}later, you can submit any of these indices again)",
+            why="the first task of a run computes the shards from the first index, the step and the count",
+            fix=f"sbatch --array=0-{last} …   (later, you can submit any of these indices again)",
         )
     return BadInput(
         f"array task {allocation.job_id}_{allocation.array_index} cannot join a run that started without an array",
@@ -222,10 +206,6 @@ def requested_memory_bytes(facts: Environ) -> int | None:
 
 def own_memory_bytes(facts: Environ) -> int | None:
     """Return this task's part of the requested memory: the tasks of a step share it on each node."""
-    for name, _ in _REQUESTS:
-        text = facts.get(name, "").strip()
-        if text and _whole_number(text) is None:
-            log.warning("%s=%s is not a whole number from 0: this request for memory is not known", name, text)
     requested_bytes = requested_memory_bytes(facts)
     if requested_bytes is None:
         return None
@@ -329,28 +309,15 @@ def resolve_devices(environ: Environ, inventory: Inventory | None, *, in_slurm: 
     elif CUDA in environ:
         # Devices of other vendors have no number in CUDA's list.
         is_listed = not inventory or inventory[0].vendor in VISIBLE
-        grant = _read_cuda_list(environ[CUDA], inventory if is_listed else None)
+        grant = _read_list(CUDA, environ[CUDA], inventory if is_listed else None)
     variable = ROCR if is_amd else CUDA
     if grant is None:
         grant = _without_list(variable, inventory, in_slurm=in_slurm)
-    notes = _explain_variables(environ, variable, len(grant.devices))
-    return Grant(grant.devices, "; ".join([grant.why, *notes]))
-
-
-def _explain_variables(environ: Environ, variable: str, granted: int) -> Iterator[str]:
-    """Yield why other variables name other devices, or another number of devices."""
-    name = next((name for name in _SLURM_LISTS if environ.get(name)), None)
-    if name is not None and not granted:
-        yield f"{name} is {environ[name]}, but this step has no GPU"
-    elif name is not None and environ[name] != environ.get(variable):
-        yield f"{name}={environ[name]} has the physical numbers of the node"
-    on_node = environ.get("SLURM_GPUS_ON_NODE", "")
-    if on_node and on_node != str(granted):  # not always a number: typed GPUs are counted as a100:1
-        yield f"SLURM_GPUS_ON_NODE={on_node} counts all tasks of the step on this node"
-    container_list = environ.get("NVIDIA_VISIBLE_DEVICES")
-    is_usual = container_list == "all" and granted  # CUDA's container images set it to all
-    if container_list is not None and not is_usual:
-        yield f"NVIDIA_VISIBLE_DEVICES={container_list} is for container runtimes and is ignored"
+    why = grant.why
+    for name in _SLURM_LISTS:
+        if environ.get(name) and environ[name] != environ.get(variable):
+            why += f"; {name}={environ[name]} is not used: it has the physical numbers of the node"
+    return Grant(grant.devices, why)
 
 
 def _without_list(variable: str, inventory: Inventory | None, *, in_slurm: bool) -> Grant:
@@ -364,146 +331,82 @@ def _without_list(variable: str, inventory: Inventory | None, *, in_slurm: bool)
         if device.uuid in in_mig_mode:
             continue  # programs use the slices of a card in MIG mode
         token = str(device.index)
-        way = f"index {device.index} → {device.uuid}"
         if device.parent_uuid is not None:
-            token = device.uuid if device.slice is None else f"MIG-{device.parent_uuid}/{device.slice}"
-            way = f"index {device.index} → {device.parent_uuid}, in MIG mode: slice {device.slice} → {device.uuid}"
-        devices.append(as_device(token, device, f"{way}; {variable} is not set, outside Slurm: all devices"))
+            token = device.uuid
+        why = f"index {device.index} → {device.uuid}; {variable} is not set, outside Slurm: all devices"
+        devices.append(as_device(token, device, why))
     return Grant(tuple(devices), f"{variable} is not set and this is not a Slurm job: all devices of the machine")
 
 
-# --- CUDA's list ------------------------------------------------------------------------------------------------------
+# --- lists of devices -------------------------------------------------------------------------------------------------
 
-# Measured with driver 580: 00, +0 and 0abc are index 0; GPU-D9CE matches GPU-d9ce…, but gpu-d9ce and GPU- do not.
-_INDEX = re.compile(r"\+?[0-9]+")
-_UUID = re.compile(r"(GPU|MIG)-.")
-_OLD_SLICE = re.compile(r"MIG-(GPU-[^/]+)/([0-9]+)/([0-9]+)")  # the only names of slices before driver 470
-
-_WITHOUT_SLICES = "nvidia-smi"  # this backend lists only cards
-
-
-def _read_cuda_list(value: str, inventory: Inventory | None) -> Grant:
-    if value.strip() in _NONE:
-        return Grant((), f"{CUDA}={value!r} grants no device")
-    tokens = [token.strip() for token in value.split(",")]
-    kind = next((kind for kind in (_INDEX, _UUID) if kind.match(tokens[0])), None)  # all tokens are of one kind
-    devices: list[Device] = []
-    for token in tokens:
-        if kind is None or not kind.match(token):
-            break
-        device = _look_up(token, value, inventory)
-        if device is None:
-            break
-        if any(_identity(device) == _identity(earlier) for earlier in devices):
-            return Grant((), f"{CUDA}={value} contains {token} twice: CUDA then shows no device")
-        devices.append(device)
-    why = f"{CUDA}={value}"
-    if inventory is None:
-        why += "; the devices cannot be read here, so the tokens are used unchanged"
-    elif len(devices) < len(tokens):
-        why += f" stops at {tokens[len(devices)]!r}, which is not a device here (CUDA stops there too)"
-    return Grant(tuple(devices), why)
-
-
-def _look_up(token: str, value: str, inventory: Inventory | None) -> Device | None:
-    """Return the device of one token of the list ``value``."""
-    if inventory is None:
-        return Device(token, f"token {token}, from {CUDA}={value}; not looked up: no driver library")
-    device = _find(token, inventory)
-    if device is None:
-        # The reader does not list slices: grant the slice anyway, and select it by its token.
-        no_slices = bool(inventory) and all(listed.backend == _WITHOUT_SLICES for listed in inventory)
-        if not no_slices or not token.startswith("MIG-"):
-            return None
-        return Device(token, f"token {token}, from {CUDA}; {_WITHOUT_SLICES} lists cards, not their slices")
-    way = f"token {token} → index {device.index} → {device.uuid}"
-    for listed in inventory:
-        if listed.parent_uuid == device.uuid:
-            return as_device(token, listed, f"{way}, in MIG mode: its first slice → {listed.uuid}, from {CUDA}")
-    return as_device(token, device, f"{way}, from {CUDA}")
-
-
-def _find(token: str, inventory: Inventory) -> InventoryDevice | None:
-    number = _INDEX.match(token)
-    old_name = _OLD_SLICE.fullmatch(token)
-    if number:
-        # A card comes before its slices, which have the same index.
-        matches = [device for device in inventory if device.index == int(number[0])][:1]
-    elif old_name:
-        slices = [device for device in inventory if device.slice == f"{old_name[2]}/{old_name[3]}"]
-        matches = [device for device in slices if _begins(device.parent_uuid or "", old_name[1])]
-    else:
-        matches = [device for device in inventory if _begins(device.uuid, token)]
-    return matches[0] if len(matches) == 1 else None
-
-
-def _begins(uuid: str, text: str) -> bool:
-    """Return whether a text is the beginning of a UUID, in upper or lower case after ``GPU-``."""
-    return uuid.startswith(text[:4]) and uuid[4:].lower().startswith(text[4:].lower())
-
-
-def _identity(device: Device) -> str:
-    """Return the identity of a device: its UUID, else the normalized token, 1 for +01."""
-    if device.uuid:
-        return device.uuid
-    number = _INDEX.match(device.token)
-    return str(int(number[0])) if number else device.token.lower()
-
-
-# --- ROCm's lists -----------------------------------------------------------------------------------------------------
+_TOKEN = re.compile(r"[0-9]+|(GPU|MIG)-.+")
+_SLICE = re.compile(r"MIG-(GPU-[^/]+)/([0-9]+/[0-9]+)")  # the name of a slice that Slurm may use
 
 
 def _read_rocm_lists(environ: Environ, inventory: Inventory | None) -> Grant | None:
     """Return the devices that both lists leave; None: there is no list."""
-    pool = None
-    if inventory is not None:
-        pool = [as_device(str(device.index), device, "") for device in inventory]
     hip = HIP if HIP in environ else CUDA
     if ROCR not in environ:
-        return _narrow(hip, environ[hip], pool) if hip in environ else None
-    outer = _narrow(ROCR, environ[ROCR], pool)
+        return _read_list(hip, environ[hip], inventory) if hip in environ else None
+    outer = _read_list(ROCR, environ[ROCR], inventory)
     if hip not in environ:
         return outer
-    inner = _narrow(hip, environ[hip], outer.devices, by_position=True)
+
+    def look_up(token: str) -> Device | None:
+        """Return a device of the outer list; a number is a position in it."""
+        for position, device in enumerate(outer.devices):
+            if token in (str(position), device.uuid):
+                return replace(device, why=f"token {token} of {hip} → {device.why}")
+        return None
+
+    inner = _follow_list(hip, environ[hip], look_up)
     return Grant(inner.devices, f"{outer.why}; {inner.why}")
 
 
-def _narrow(variable: str, value: str, pool: Sequence[Device] | None, *, by_position: bool = False) -> Grant:
-    """Return the devices of the pool in a list; ``by_position``: its numbers are positions in the pool."""
+def _read_list(variable: str, value: str, inventory: Inventory | None) -> Grant:
+    return _follow_list(variable, value, lambda token: _look_up(token, variable, inventory))
+
+
+def _follow_list(variable: str, value: str, look_up: Callable[[str], Device | None]) -> Grant:
+    """Return the devices up to the first token that is not a device, as CUDA and ROCm do."""
     if value.strip() in _NONE:
         return Grant((), f"{variable}={value!r} grants no device")
-    devices: dict[str, Device] = {}
-    problem = ""
+    devices: list[Device] = []
+    why = f"{variable}={value}"
     for token in map(str.strip, value.split(",")):
-        device = _find_in_pool(token, variable, pool, by_position=by_position)
+        device = look_up(token)
         if device is None:
-            problem = f" stops at {token!r}, which is not a device here"
+            why += f" stops at {token!r}, which is not a device here"
             break
-        name = (device.uuid or device.token).upper()
-        if name in devices and variable == ROCR:
-            problem = f" stops at {token!r}, which is in the list twice"
-            break
-        devices.setdefault(name, device)
-    return Grant(tuple(devices.values()), f"{variable}={value}{problem}")
+        if any(device.pin == earlier.pin for earlier in devices):
+            return Grant((), f"{variable}={value} contains {token} twice: programs then see no device")
+        devices.append(device)
+    return Grant(tuple(devices), why)
 
 
-def _find_in_pool(token: str, variable: str, pool: Sequence[Device] | None, *, by_position: bool) -> Device | None:
-    number = _whole_number(token)
-    is_uuid = len(token) > 4 and token.upper().startswith("GPU-")
-    if pool is None:
-        if number is None and not is_uuid:
-            return None
-        return Device(token, f"token {token}, from {variable}; not looked up: no reader works", vendor="amd")
-    matches: Sequence[Device] = ()
-    if number is not None and by_position:
-        matches = pool[number : number + 1]
-    elif number is not None:
-        matches = [device for device in pool if device.index == number]
-    elif is_uuid:
-        matches = [device for device in pool if (device.uuid or device.token).upper().startswith(token.upper())]
-    if len(matches) != 1:
+def _look_up(token: str, variable: str, inventory: Inventory | None) -> Device | None:
+    if not _TOKEN.fullmatch(token):
         return None
-    device = matches[0]
-    if device.why:  # set by the list of ROCR
-        return replace(device, why=f"token {token} of {variable} → {device.why}")
-    return replace(device, token=token, why=f"token {token} → index {device.index} → {device.uuid}, from {variable}")
+    if inventory is None:
+        vendor = "nvidia" if variable == CUDA else "amd"
+        return Device(token, f"token {token}, from {variable}; not looked up: no driver library", vendor=vendor)
+    device = _find(token, inventory)
+    if device is None:
+        return None
+    way = f"token {token} → index {device.index} → {device.uuid}"
+    for listed in inventory:
+        if listed.parent_uuid == device.uuid:
+            return as_device(token, listed, f"{way}, in MIG mode: its first slice → {listed.uuid}, from {variable}")
+    return as_device(token, device, f"{way}, from {variable}")
+
+
+def _find(token: str, inventory: Inventory) -> InventoryDevice | None:
+    if token.isdecimal():
+        # A card comes before its slices, which have the same index.
+        return next((device for device in inventory if device.index == int(token)), None)
+    matches = [device for device in inventory if device.uuid.startswith(token)]
+    if slice_name := _SLICE.fullmatch(token):
+        slices = [device for device in inventory if device.slice == slice_name[2]]
+        matches = [device for device in slices if device.parent_uuid == slice_name[1]]
+    return matches[0] if len(matches) == 1 else None

@@ -1,4 +1,4 @@
-"""Read AMD GPUs through ``amdsmi``, AMD's Python package (extra ``amd``; ROCm 6 and later, 5.7 with fewer metrics)."""
+"""Read AMD GPUs through ``amdsmi``, AMD's Python package (extra ``amd``; ROCm 6 and later)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from badcjobs.devices.sysfs import has_card
 from badcjobs.model import InventoryDevice, ProcessReading, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
-_REST_S = 5.0
+_COLD_S = 5.0
 _NOT_SUPPORTED = (2, 3)  # AMDSMI_STATUS_NOT_SUPPORTED, AMDSMI_STATUS_NOT_YET_IMPLEMENTED
 _NOT_AVAILABLE = (0xFFFF, 2**32 - 1, 2**64 - 1)  # the library's numbers for "no value"
 _AMD = "0x1002"  # PCI vendor id
@@ -31,42 +31,37 @@ def number_of(answer: Any, *keys: str) -> float:
     if not candidates:
         raise NoAnswer(f"amdsmi's answer has no {keys[0]!r}")
     for value in candidates:
-        value = getattr(value, "value", value)  # some versions return ctypes numbers
         if isinstance(value, int | float) and math.isfinite(value) and value not in _NOT_AVAILABLE:
             return value
     raise NoAnswer(f"amdsmi returns {candidates[0]!r}")
 
 
-def temperature_c(smi: Any, handle: Any, metric: str) -> float:
+def temperature_c(smi: Any, handle: Any, metric: str) -> int:
     """Return a temperature of the hot spot, else of the edge, which only older cards have."""
     sensors = smi.AmdSmiTemperatureType
     metric_code = getattr(smi.AmdSmiTemperatureMetric, metric)
-    hot_spot = getattr(sensors, "HOTSPOT", None) or sensors.JUNCTION
     try:
-        value = number_of(smi.amdsmi_get_temp_metric(handle, hot_spot, metric_code))
+        return round(number_of(smi.amdsmi_get_temp_metric(handle, sensors.HOTSPOT, metric_code)))
     except Exception:  # broad: for any error of this sensor, try the other one
-        value = number_of(smi.amdsmi_get_temp_metric(handle, sensors.EDGE, metric_code))
-    if value >= 1000:  # ROCm 5 returns millidegrees
-        return value / 1000
-    return value
+        return round(number_of(smi.amdsmi_get_temp_metric(handle, sensors.EDGE, metric_code)))
 
 
 def _energy_j(smi: Any, handle: Any) -> float:
     answer = smi.amdsmi_get_energy_count(handle)
-    ticks = number_of(answer, "energy_accumulator", "power")
+    ticks = number_of(answer, "energy_accumulator")
     return ticks * number_of(answer, "counter_resolution") / 1e6  # the resolution is in microjoules
 
 
 def _fan_percent(smi: Any, handle: Any) -> int:
-    full = number_of(smi.amdsmi_get_gpu_fan_speed_max(handle, 0))
-    if not full:
+    highest = number_of(smi.amdsmi_get_gpu_fan_speed_max(handle, 0))
+    if not highest:
         raise NoAnswer("no fan")
-    return round(100 * number_of(smi.amdsmi_get_gpu_fan_speed(handle, 0)) / full)
+    return round(100 * number_of(smi.amdsmi_get_gpu_fan_speed(handle, 0)) / highest)
 
 
 def _clock_mhz(smi: Any, handle: Any, name: str) -> int:
     kind = getattr(smi.AmdSmiClkType, name)
-    return round(number_of(smi.amdsmi_get_clock_info(handle, kind), "clk", "cur_clk"))
+    return round(number_of(smi.amdsmi_get_clock_info(handle, kind), "clk"))
 
 
 def _number(function: str, *keys: str, unit: float = 1) -> Call:
@@ -82,18 +77,20 @@ def _number(function: str, *keys: str, unit: float = 1) -> Call:
 
 
 _POWER_KEYS = ("socket_power", "current_socket_power", "average_socket_power")
-# Metric, the call that returns it, and the minimum seconds between two calls.
-_QUESTIONS = (
-    ("utilization_percent", _number("amdsmi_get_gpu_activity", "gfx_activity"), 0),
-    ("memory_utilization_percent", _number("amdsmi_get_gpu_activity", "umc_activity"), 0),
-    ("memory_used_bytes", _number("amdsmi_get_gpu_vram_usage", "vram_used", unit=2**20), 0),
-    ("temperature_c", lambda smi, handle: round(temperature_c(smi, handle, "CURRENT")), 0),
-    ("power_w", _number("amdsmi_get_power_info", *_POWER_KEYS, unit=1.0), 0),
-    ("energy_j", _energy_j, _REST_S),
-    ("sm_clock_mhz", partial(_clock_mhz, name="GFX"), 0),
-    ("memory_clock_mhz", partial(_clock_mhz, name="MEM"), 0),
-    ("fan_percent", _fan_percent, 2.0),
-    ("ecc_errors", _number("amdsmi_get_gpu_total_ecc_count", "uncorrectable_count"), _REST_S),
+# Metric, and the call that returns it.
+_HOT = (
+    ("utilization_percent", _number("amdsmi_get_gpu_activity", "gfx_activity")),
+    ("memory_utilization_percent", _number("amdsmi_get_gpu_activity", "umc_activity")),
+    ("memory_used_bytes", _number("amdsmi_get_gpu_vram_usage", "vram_used", unit=2**20)),
+    ("temperature_c", partial(temperature_c, metric="CURRENT")),
+    ("power_w", _number("amdsmi_get_power_info", *_POWER_KEYS, unit=1.0)),
+    ("sm_clock_mhz", partial(_clock_mhz, name="GFX")),
+    ("memory_clock_mhz", partial(_clock_mhz, name="MEM")),
+)
+_COLD = (
+    ("energy_j", _energy_j),
+    ("fan_percent", _fan_percent),
+    ("ecc_errors", _number("amdsmi_get_gpu_total_ecc_count", "uncorrectable_count")),
 )
 
 
@@ -108,55 +105,31 @@ class AmdDevice:
     def __init__(self) -> None:
         self.handle: Any = None
         self._builder = ReadingBuilder({})
-        self._questions = [
-            (Question((metric,), call, is_refusal=_is_refusal), rest_s) for metric, call, rest_s in _QUESTIONS
-        ]
-        self._due_s: dict[str, float] = {}
-        self._lists_processes = True
+        self._hot = [Question((metric,), call, is_refusal=_is_refusal) for metric, call in _HOT]
+        self._cold = [Question((metric,), call, is_refusal=_is_refusal) for metric, call in _COLD]
+        self._cold_due_s = -math.inf
 
     def read(self, smi: Any, now_s: float) -> Reading:
         """Read the metrics that are due; raise DeviceUnreadable if no metric can be read."""
         builder = self._builder
         builder.begin()
-        due = [question for question, rest_s in self._questions if self._is_due(question.metrics[0], rest_s, now_s)]
-        builder.ask(due, smi, self.handle)
+        builder.ask(self._hot, smi, self.handle)
         builder.raise_if_empty()
         builder.use_utilization()
         builder.add_missing(["throttle_reasons"], "amdsmi does not report throttle reasons as NVML does")
-        builder.processes = self._processes(smi, now_s)
+        if now_s >= self._cold_due_s:
+            self._cold_due_s = now_s + _COLD_S
+            builder.ask(self._cold, smi, self.handle)
+            builder.processes = try_call(_list_processes, smi, self.handle)
         return builder.finish()
 
-    def _is_due(self, name: str, rest_s: float, now_s: float) -> bool:
-        if now_s < self._due_s.get(name, now_s):
-            return False
-        self._due_s[name] = now_s + rest_s
-        return True
 
-    def _processes(self, smi: Any, now_s: float) -> tuple[ProcessReading, ...] | None:
-        if not self._lists_processes or not self._is_due("processes", _REST_S, now_s):
-            return None
-        try:
-            return tuple(_list_processes(smi, self.handle))
-        except Exception:  # broad: errors differ between versions of the package
-            self._lists_processes = False  # no gap records the reason: processes are not a metric
-            return None
-
-
-def _list_processes(smi: Any, handle: Any) -> Iterator[ProcessReading]:
-    for process in smi.amdsmi_get_gpu_process_list(handle):
-        facts = process
-        if not isinstance(process, Mapping):  # before ROCm 6.1 it is a handle
-            facts = smi.amdsmi_get_gpu_process_info(handle, process)
-        try:
-            if facts.get("memory_usage"):
-                used_bytes = int(number_of(facts["memory_usage"], "vram_mem"))
-            else:
-                used_bytes = int(number_of(facts, "mem"))
-        except NoAnswer:
-            used_bytes = None
-        pid = or_none("pid", int(facts["pid"]))
-        if pid is not None:
-            yield ProcessReading(pid, or_none("memory_used_bytes", used_bytes))
+def _list_processes(smi: Any, handle: Any) -> tuple[ProcessReading, ...]:
+    processes = []
+    for facts in smi.amdsmi_get_gpu_process_list(handle):
+        used_bytes = try_call(number_of, facts.get("memory_usage") or facts, "vram_mem", "mem")
+        processes.append(ProcessReading(int(facts["pid"]), or_none("memory_used_bytes", used_bytes)))
+    return tuple(processes)
 
 
 # --- the reader ------------------------------------------------------------------------------------------------------
@@ -189,7 +162,7 @@ class AmdReader(GpuReader):
         return sorted(described, key=lambda device: device.index)
 
     def read(self, uuid: str) -> Reading:
-        """Read the metrics that are due; the fan every 2 s, energy, errors and processes every 5 s."""
+        """Read the metrics that are due; fan, energy, errors and processes every 5 s."""
         try:
             if uuid not in self._devices:
                 self.inventory()
@@ -233,12 +206,11 @@ def _describe(smi: Any, handle: Any, position: int) -> InventoryDevice:
         try_call(lambda kind=kind: getattr(smi, f"amdsmi_get_gpu_{kind}_info")(handle)) or {} for kind in kinds
     )
     vram_bytes = try_call(lambda: round(number_of(smi.amdsmi_get_gpu_vram_usage(handle), "vram_total")) * 2**20)
-    slowdown_c = try_call(lambda: round(temperature_c(smi, handle, "CRITICAL")))
-    limit_w = try_call(lambda: float(number_of(smi.amdsmi_get_power_cap_info(handle), "power_cap"))) or None
+    limit_w = try_call(lambda: float(number_of(smi.amdsmi_get_power_cap_info(handle), "power_cap")))
     if limit_w and limit_w > _MOST_WATTS:
         limit_w /= 1e6
-    index = numbers.get("hip_id")
-    if not isinstance(index, int) or or_none("index", index) is None:
+    index: Any = numbers.get("hip_id")
+    if index not in range(2**16):
         index = position
     return InventoryDevice(
         index=index,
@@ -246,10 +218,10 @@ def _describe(smi: Any, handle: Any, position: int) -> InventoryDevice:
         name=_text(asic.get("market_name")) or _text(board.get("product_name")) or "AMD GPU",
         backend=AmdReader.backend,
         memory_total_bytes=or_none("memory_total_bytes", vram_bytes),
-        power_limit_w=or_none("power_limit_w", limit_w),
+        power_limit_w=or_none("power_limit_w", limit_w) or None,
         pci_bus_id=_text(try_call(lambda: smi.amdsmi_get_gpu_device_bdf(handle))),
         driver=_text(driver.get("driver_version")),
-        slowdown_c=or_none("slowdown_c", slowdown_c),
+        slowdown_c=or_none("slowdown_c", try_call(temperature_c, smi, handle, "CRITICAL")),
         vendor="amd",
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from badcjobs.devices.simulated import ReplayReader, SimulatedDevice, SimulatedReader, load_script
+from badcjobs.devices.simulated import ReplayReader, SimulatedReader, load_script, simulated_devices
 from badcjobs.model import InventoryDevice, StandIn
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
@@ -42,12 +42,11 @@ def open_reader(
     if stand_in.replay is not None:
         return ReplayReader(Path(stand_in.replay), clock=clock, started_at_ms=started_at_ms)
     if stand_in.simulate is not None or stand_in.script is not None:
-        count = stand_in.simulate or 0
-        script: Sequence[SimulatedDevice] = ()
+        devices = simulated_devices(stand_in.simulate or 0)
         if stand_in.script is not None:
-            count, script = load_script(Path(stand_in.script))
+            devices = load_script(Path(stand_in.script))
         ledger = None if stand_in.ledger is None else Path(stand_in.ledger)
-        return SimulatedReader(count, script, clock=clock, started_at_ms=started_at_ms, ledger=ledger)
+        return SimulatedReader(devices, clock=clock, started_at_ms=started_at_ms, ledger=ledger)
     return _first_that_works(clock, search_path, Path(sysfs or "/sys"))
 
 

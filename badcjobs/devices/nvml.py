@@ -6,14 +6,15 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
-from badcjobs.devices.nvml_device import UNINITIALIZED, NvmlDevice, code_of
-from badcjobs.devices.programs import ProgramFailed, Stream, one_line, run_program
-from badcjobs.devices.reading_builder import NoAnswer, check_range, or_none, reason_of, try_call
+from badcjobs.devices.nvml_device import NvmlDevice
+from badcjobs.devices.programs import ProgramFailed, Stream, run_program
+from badcjobs.devices.reading_builder import or_none, reason_of, try_call
 from badcjobs.model import InventoryDevice, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
@@ -38,7 +39,6 @@ class NvmlReader(GpuReader):
         self._nvml: Any = None
         self._faults = FaultWatch()
         self._devices: dict[str, NvmlDevice] = {}
-        self._in_mig_mode: dict[str, bool] = {}  # kept, because the call costs more than a reading
         self._warned: set[str] = set()
 
     def inventory(self) -> Sequence[InventoryDevice]:
@@ -63,7 +63,7 @@ class NvmlReader(GpuReader):
         return devices
 
     def read(self, uuid: str) -> Reading:
-        """Read the metrics that are due: some at each reading, the others every 5 s."""
+        """Read the metrics that are due: some at each reading, the others every 5 or 10 s."""
         device = self._devices.get(uuid)
         if device is None:
             device = self._devices[uuid] = NvmlDevice(uuid)
@@ -80,7 +80,7 @@ class NvmlReader(GpuReader):
             reason = reason_of(error)
             if self._faults.pending[uuid]:
                 reason += f" ({', '.join(self._faults.pending[uuid])})"
-            self._forget(device, error)
+            device.forget(self._nvml)
             raise DeviceUnreadable(reason) from error
         if faults := self._faults.pending.pop(uuid, []):
             reading = replace(reading, faults=tuple(faults))
@@ -122,21 +122,9 @@ class NvmlReader(GpuReader):
         self.why = f"NVML works: driver {try_call(pynvml.nvmlSystemGetDriverVersion) or 'of unknown version'}"
         return pynvml
 
-    def _forget(self, device: NvmlDevice, error: Exception) -> None:
-        """Look up the device again next time; restart NVML if other code in this process has stopped it."""
-        if code_of(error) != UNINITIALIZED:
-            device.forget(self._nvml)
-            return
-        for stopped in self._devices.values():
-            stopped.forget(None)
-        self._faults.close(None)
-        self._nvml = None
-
     def _with_slices(self, nvml: Any, handle: Any, card: InventoryDevice) -> list[InventoryDevice]:
-        if card.uuid not in self._in_mig_mode:
-            mode = try_call(nvml.nvmlDeviceGetMigMode, handle)
-            self._in_mig_mode[card.uuid] = mode is not None and mode[0] == nvml.NVML_DEVICE_MIG_ENABLE
-        if not self._in_mig_mode[card.uuid]:
+        mode = try_call(nvml.nvmlDeviceGetMigMode, handle)
+        if mode is None or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
             return [card]
         places = range(try_call(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0)
         slices = {place: try_call(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place) for place in places}
@@ -295,9 +283,9 @@ class FaultWatch:
         except Exception as error:  # broad: readings are more important than events
             log.debug("cannot read fault events: %s", error)
 
-    def close(self, nvml: Any | None) -> None:
-        """Free the event set; without ``nvml`` it no longer exists."""
-        if self._events is not None and nvml is not None:
+    def close(self, nvml: Any) -> None:
+        """Free the event set."""
+        if self._events is not None:
             try_call(nvml.nvmlEventSetFree, self._events)
         self._events = None
         self._watched.clear()
@@ -320,7 +308,7 @@ _DMON_ROW = re.compile(r"GPU\s+(\d{1,6})\s+(\S+)\s+(\S+)")
 _LISTED_ID = re.compile(r"\|\s*(\d{1,6})\s*\|")
 _LISTED_UUID = re.compile(r"Device UUID:\s*(\S+)")
 
-Shares = dict[str, float | str]  # metric → percent, or why it has no value
+Shares = dict[str, float]  # metric → percent
 
 
 def parse_dmon_row(text: str) -> tuple[int, Shares] | None:
@@ -329,13 +317,11 @@ def parse_dmon_row(text: str) -> tuple[int, Shares] | None:
     if row is None:
         return None
     shares: Shares = {}
-    for metric, share in zip(_FROM_DCGM, row.groups()[1:], strict=True):
-        try:
-            shares[metric] = check_range(metric, round(float(share) * 100, 3), share)
-        except NoAnswer as reason:
-            shares[metric] = str(reason)
-        except ValueError:  # N/A
-            shares[metric] = one_line(share)
+    for metric, fraction in zip(_FROM_DCGM, row.groups()[1:], strict=True):
+        with suppress(ValueError):  # N/A
+            percent = or_none(metric, round(float(fraction) * 100, 3))
+            if percent is not None:
+                shares[metric] = percent
     return int(row[1]), shares
 
 
@@ -363,29 +349,31 @@ class DcgmActivity:
         self._program = program
         self._clock = clock
         self._stream: Stream | None = None
-        self._started_s = 0.0
         self._uuid_of: dict[int, str] = {}
         self._latest: dict[str, tuple[float, Shares]] = {}  # by UUID
-        self._first_reasons: dict[tuple[str, str], str] = {}  # (UUID, metric) → why there was no value at first
 
     def complete(self, uuid: str, reading: Reading) -> Reading:
         """Return the reading with the metrics that NVML lacks and dcgmi has."""
         lacking = [metric for metric in _FROM_DCGM if metric in reading.missing]
         if not lacking:
             return reading
-        shares = self._shares(uuid)
-        values: dict[str, Any] = {}
-        missing = dict(reading.missing)
+        if self._program is not None and self._stream is None:
+            self._stream = Stream(self._prepare, self._receive)
+        received_s, shares = self._latest.get(uuid, (-inf, {}))
+        if self._clock.monotonic_s() - received_s > _TOO_OLD_S:
+            shares = {}
+        values: dict[str, Any] = {metric: shares[metric] for metric in lacking if metric in shares}
+        missing = {metric: reason for metric, reason in reading.missing.items() if metric not in values}
         for metric in lacking:
-            share = shares.get(metric)
-            if isinstance(share, str):
-                missing[metric] += f"; {share}"
-                continue
-            del missing[metric]
-            if share is not None:
-                values[metric] = share
+            if metric not in values:
+                missing[metric] += f"; {self._why_not()}"
         sources = {**reading.sources, **dict.fromkeys(values, "dcgmi")}
         return replace(reading, **values, missing=missing, sources=sources)
+
+    def _why_not(self) -> str:
+        if self._stream is None:
+            return "dcgmi is not on PATH"
+        return f"dcgmi: {self._stream.last_message or 'no data for this device'}"
 
     def close(self) -> None:
         """Stop dcgmi."""
@@ -393,22 +381,6 @@ class DcgmActivity:
             self._stream.close()
         self._stream = None
         self._latest.clear()
-
-    def _shares(self, uuid: str) -> Shares:
-        """Return the metrics of a device, or why it has no metrics; empty while dcgmi is starting."""
-        if self._program is None:
-            return dict.fromkeys(_FROM_DCGM, "dcgmi is not on PATH")
-        if self._stream is None:
-            self._started_s = self._clock.monotonic_s()
-            self._stream = Stream(self._prepare, self._receive)
-        at_s, shares = self._latest.get(uuid, (self._started_s, None))
-        if self._clock.monotonic_s() - at_s > _TOO_OLD_S or (shares is None and self._stream.ended):
-            return dict.fromkeys(_FROM_DCGM, f"dcgmi: {self._stream.last_message or 'no data for this device'}")
-        shares = dict(shares or {})
-        for metric, share in shares.items():
-            if isinstance(share, str):  # the first reason is kept: each new text would be a new gap
-                shares[metric] = self._first_reasons.setdefault((uuid, metric), f"dcgmi: {share}")
-        return shares
 
     def _prepare(self) -> list[str]:
         """Map DCGM's numbers to UUIDs and return the command to stream from; runs in the stream's thread."""

@@ -3,23 +3,21 @@
 Cards, drivers, versions of the binding and MIG modes differ in the calls that they support. A refused call is never
 tried again; any other failure applies to this reading only; the error of a lost device is raised.
 
-Hot questions are asked at each reading and cost about 20 µs; warm and cold questions take longer or change slowly and
-are asked every 5 s, warm ones every 2 s while they are watched; expensive calls are rate-limited in addition.
+Hot questions are asked at each reading and cost about 20 µs; warm ones every 5 s, or every 2 s while they are watched;
+cold ones are expensive (4 ms for the energy counter of an H200) and asked every 10 s.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 from badcjobs.devices.reading_builder import Call, NoAnswer, Question, ReadingBuilder, check_number, or_none, reason_of
 from badcjobs.model import ProcessReading, Reading
 
-UNINITIALIZED = 1
 _INVALID_ARGUMENT = 2
 _GPU_IS_LOST = 15
 # Not Supported, Insufficient Permissions, Function Not Found; a version of a call that the driver does not have yet, or
@@ -27,58 +25,22 @@ _GPU_IS_LOST = 15
 _PERMANENT = frozenset((3, 4, 13, 25, 26))
 
 
-def code_of(error: Exception) -> int | None:
-    """Return NVML's error code; None for other errors."""
-    return getattr(error, "value", None)
-
-
 def is_refusal(error: Exception, *, by_slice: bool = False) -> bool:
     """Return whether the device gives this error permanently; raise the error of a device that is lost."""
-    code = code_of(error)
-    if code in (UNINITIALIZED, _GPU_IS_LOST):
+    code = getattr(error, "value", None)  # of NVML
+    if code == _GPU_IS_LOST:
         raise error
     # AttributeError: this version of the binding does not have the call. A slice answers "invalid argument" to calls
     # that only a whole card has.
     return code in _PERMANENT or isinstance(error, AttributeError) or (by_slice and code == _INVALID_ARGUMENT)
 
 
-_EXPENSIVE_S = 0.5e-3  # a call that takes this long is skipped once; twice as long, two times
-
-
-class NvmlCallBudget:
-    """Rate-limits an expensive NVML call: counts for how many turns the call is skipped."""
-
-    def __init__(self, most_turns: int = 4) -> None:
-        self._most_turns = most_turns
-        self._turns_off = 0
-        self._took_before_s = 0.0
-
-    def is_due(self) -> bool:
-        """Count a turn, and return whether to make the call."""
-        self._turns_off -= 1
-        return self._turns_off < 0
-
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Measure the duration of the call."""
-        started_s = time.perf_counter()
-        yield
-        took_s = time.perf_counter() - started_s
-        # The shorter of the last two: the process may have been interrupted during one of them.
-        self._turns_off = min(self._most_turns, int(min(took_s, self._took_before_s) / _EXPENSIVE_S))
-        self._took_before_s = took_s
-
-    def force_full_read(self) -> None:
-        """Make the call at the next turn."""
-        self._turns_off = 0
-
-
 # --- the questions ---------------------------------------------------------------------------------------------------
 
-_WARM_S = 1.9  # every 2 s, with some tolerance for an early tick
-_COLD_S = 4.9  # every 5 s
+_WATCHED_S = 1.9  # every 2 s, with some tolerance for an early tick
+_WARM_S = 4.9
+_COLD_S = 9.9
 _SHORTEST_WINDOW_S = 0.2  # GPM needs its samples at least 0.1 s apart
-_NOW = float("-inf")
 
 # Metrics of the card: a slice that showed them would count them as its own.
 _BOARD_WIDE = (
@@ -133,9 +95,6 @@ _HOT = (
         _call("nvmlDeviceGetCurrentClocksThrottleReasons"),  # drivers before 535
     ),
 )
-_EXPENSIVE = (  # 4 ms of CPU time on an H200, a hundred times all hot questions together
-    (("energy_j",), lambda nvml, handle: check_number(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000),
-)
 _WARM = (
     (("fan_percent",), _call("nvmlDeviceGetFanSpeed")),
     (("encoder_percent",), lambda nvml, handle: nvml.nvmlDeviceGetEncoderUtilization(handle)[0]),
@@ -146,8 +105,8 @@ _COLD = (
         ("ecc_errors",),
         _call("nvmlDeviceGetTotalEccErrors", "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC"),
     ),
+    (("energy_j",), lambda nvml, handle: check_number(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000),
 )
-
 
 _ACTIVITY = {  # metric → its name in the binding
     "busy_percent": "NVML_GPM_METRIC_GRAPHICS_UTIL",
@@ -246,12 +205,8 @@ class PcieCounters:
         if earlier is None or now_s <= earlier[0]:
             return
         earlier_s, earlier_counts = earlier
-        moved = [count - before for count, before in zip(counts, earlier_counts, strict=True)]
-        if min(moved) < 0:  # NVML's manual: the value can wrap
-            builder.add_missing(_PCIE_BYTES, "the byte counter was reset")
-            return
-        for metric, moved_bytes in zip(_PCIE_BYTES, moved, strict=True):
-            builder.add(metric, round(moved_bytes / (now_s - earlier_s)), "counters")
+        for metric, count, before in zip(_PCIE_BYTES, counts, earlier_counts, strict=True):
+            builder.add(metric, round((count - before) / (now_s - earlier_s)), "counters")
 
     def reset(self) -> None:
         """Begin again: the next counters are the first."""
@@ -280,7 +235,6 @@ class DeviceProcesses:
         )
         self._samples = Question((), self._new_samples, is_refusal=refusal)
         self._sampled_until_us: int | None = None  # the newest sample, by the driver's clock; None: not read yet
-        self._percents: dict[int, list[int]] = {}  # pid → its samples since the processes were listed
 
     @property
     def have_shares(self) -> bool:
@@ -301,14 +255,10 @@ class DeviceProcesses:
         for sample in samples:
             if sample.smUtil <= 100:  # some drivers return samples without values
                 by_pid.setdefault(sample.pid, []).append(sample.smUtil)
-        for pid, percents in by_pid.items():
-            self._percents.setdefault(pid, []).extend(percents)
         return {pid: sum(percents) / len(percents) for pid, percents in by_pid.items()}
 
-    def add_list(self, nvml: Any, handle: Any, builder: ReadingBuilder) -> None:
-        """Add the processes to the reading, with their shares since the last list."""
-        shares = {pid: round(sum(percents) / len(percents)) for pid, percents in self._percents.items()}
-        self._percents = {}
+    def add_list(self, nvml: Any, handle: Any, shares: Mapping[int, float], builder: ReadingBuilder) -> None:
+        """Add the processes to the reading, with their shares."""
         self.list_is_empty = False
         try:
             processes = list(self._compute.ask(nvml, handle))
@@ -321,7 +271,7 @@ class DeviceProcesses:
                 processes = [*question.ask(nvml, handle), *processes]
         memory = {process.pid: or_none("memory_used_bytes", process.usedGpuMemory) for process in processes}
         builder.processes = tuple(
-            ProcessReading(pid, memory.get(pid), shares.get(pid))
+            ProcessReading(pid, memory.get(pid), round(shares[pid]) if pid in shares else None)
             for pid in sorted({*memory, *shares})  # a process that has ended still has a share
         )
         self.list_is_empty = not builder.processes
@@ -329,7 +279,6 @@ class DeviceProcesses:
     def reset(self) -> None:
         """Begin again: the next samples are the first."""
         self._sampled_until_us = None
-        self._percents = {}
 
     def _new_samples(self, nvml: Any, handle: Any) -> list[Any]:
         try:
@@ -360,19 +309,15 @@ class NvmlDevice:
         self._builder = ReadingBuilder(refused)
 
         refusal = partial(is_refusal, by_slice=self.is_slice)
-        self._hot, self._warm, self._cold, self._expensive = (
+        self._hot, self._warm, self._cold = (
             [Question(*question, is_refusal=refusal) for question in questions if question[0][0] not in refused]
-            for questions in (_HOT, _WARM, _COLD, _EXPENSIVE)
+            for questions in (_HOT, _WARM, _COLD)
         )
         self._counters = PcieCounters()
         self._processes = DeviceProcesses(refusal)
         self._gpm: GpmWindows | None = None
         self._has_gpm: bool | None = None  # None: not known yet
-
-        self._warm_due_s = self._cold_due_s = _NOW
-        self._energy_budget = NvmlCallBudget()
-        self._process_budget = NvmlCallBudget()
-        self._gpm_budget = NvmlCallBudget(most_turns=1)  # a window then lasts two turns, without a gap
+        self._warm_at_s = self._cold_at_s = -inf  # of the last answers
 
     def read(self, nvml: Any, now_s: float, *, watched: bool = False) -> Reading:
         """Read what is due; raise NVML's error if the device is lost, DeviceUnreadable if it gives no value."""
@@ -380,41 +325,35 @@ class NvmlDevice:
         builder.begin()
         builder.ask(self._hot, nvml, self.handle)
         builder.raise_if_empty()
-        cold = now_s >= self._cold_due_s
-        warm = watched and now_s >= self._warm_due_s
-        if not cold and not warm:
+        if now_s - self._warm_at_s < (_WATCHED_S if watched else _WARM_S):
             if self._has_gpm is False and not self._processes.have_shares:  # there is no better source
                 builder.use_utilization()
             return builder.finish()
 
-        self._warm_due_s = now_s + _WARM_S
+        self._warm_at_s = now_s
         builder.ask(self._warm, nvml, self.handle)
-        if cold:
-            self._cold_due_s = now_s + _COLD_S
-            builder.ask(self._cold, nvml, self.handle)
-            if self._energy_budget.is_due():
-                with self._energy_budget.timed():
-                    builder.ask(self._expensive, nvml, self.handle)
-        if self._has_gpm is not False and (watched or self._gpm_budget.is_due()):
-            with self._gpm_budget.timed():
-                self._read_gpm(nvml, builder)
+        if self._has_gpm is not False:
+            self._read_gpm(nvml, builder)
         if self._has_gpm is False and not self.is_slice:
             self._counters.add_rates(nvml, self.handle, now_s, builder)
-        self._read_processes(nvml, builder, cold=cold)
+        shares = self._processes.shares_since(nvml, self.handle)
+        if now_s - self._cold_at_s >= _COLD_S:
+            self._cold_at_s = now_s
+            builder.ask(self._cold, nvml, self.handle)
+            self._processes.add_list(nvml, self.handle, shares, builder)
+        self._add_busy_time(shares, builder)
         return builder.finish()
 
     def force_full_read(self, now_s: float) -> None:
         """Read all metrics at the next reading, unless the last one did so a moment ago."""
-        if now_s > self._warm_due_s - _WARM_S + _SHORTEST_WINDOW_S:
-            self._cold_due_s = _NOW
-            for budget in (self._energy_budget, self._process_budget, self._gpm_budget):
-                budget.force_full_read()
+        if now_s > self._warm_at_s + _SHORTEST_WINDOW_S:
+            self._warm_at_s = self._cold_at_s = -inf
 
-    def forget(self, nvml: Any | None) -> None:
-        """Forget the handle of the device, not what it refused; without ``nvml`` there is nothing to free."""
+    def forget(self, nvml: Any) -> None:
+        """Forget the handle of the device, not what it refused."""
         self.handle = None
-        self._cold_due_s = _NOW
-        if self._gpm is not None and nvml is not None:
+        self._warm_at_s = self._cold_at_s = -inf
+        if self._gpm is not None:
             self._gpm.close()
         self._gpm = None
         self._counters.reset()
@@ -436,18 +375,8 @@ class NvmlDevice:
             self._has_gpm = False
             builder.add_missing(_ONLY_FROM_GPM, f"no GPM on this device: {reason_of(error)}", permanent=True)
 
-    def _read_processes(self, nvml: Any, builder: ReadingBuilder, *, cold: bool) -> None:
-        """List the processes if it is time, and add the busy time if GPM does not give it."""
-        # Without GPM the shares of the processes are the busy time; with GPM they are skipped if they are expensive.
-        shares = {}
-        if not self._has_gpm or (cold and self._process_budget.is_due()):
-            with self._process_budget.timed():
-                shares = self._processes.shares_since(nvml, self.handle)
-                if cold:
-                    self._processes.add_list(nvml, self.handle, builder)
-        elif cold:
-            self._processes.add_list(nvml, self.handle, builder)
-
+    def _add_busy_time(self, shares: Mapping[int, float], builder: ReadingBuilder) -> None:
+        """Add the busy time if GPM does not give it."""
         window_is_open = self._has_gpm and "busy_percent" not in builder.missing
         if window_is_open or "busy_percent" in builder.values:
             return

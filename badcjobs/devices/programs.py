@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-_MOST_BYTES = 2**20  # of the output of run_program
-_LONGEST_LINE = 2**16  # of a stream; the rest of a line is dropped
+_MOST_LINES = 10_000  # of the output of run_program
+_LONGEST_LINE = 2**16  # of a stream; a longer one counts as several
 _LONGEST_REASON = 500  # characters
 
 
@@ -45,21 +45,17 @@ def run_program(argv: Sequence[str], timeout_s: float = 5) -> str:
 
     Raises ProgramFailed if it fails, takes too long or prints too much.
     """
-    lines = []
-    left = _MOST_BYTES
+    lines: list[str] = []
 
     def on_line(line: str) -> bool:
-        nonlocal left
-        left -= len(line) + 1
-        if left >= 0:
-            lines.append(line)
+        lines.append(line)
         return True
 
     stream = Stream(lambda: argv, on_line)
-    answered = stream.wait(lambda: left < 0, timeout_s)
+    answered = stream.wait(lambda: len(lines) > _MOST_LINES, timeout_s)
     stream.close()
-    if left < 0:
-        raise ProgramFailed(f"it printed more than {_MOST_BYTES // 2**20} MiB")
+    if len(lines) > _MOST_LINES:
+        raise ProgramFailed(f"it printed more than {_MOST_LINES} lines")
     if not answered:
         raise ProgramFailed(f"no answer in {timeout_s:.2g} s")
     text = "\n".join(lines)
@@ -126,24 +122,16 @@ class Stream:
 
     def _read_lines(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
-        at_line_start = True
         with process.stdout as pipe:
-            while piece := pipe.readline(_LONGEST_LINE):
-                text = piece.decode(errors="replace").strip()
-                if text and at_line_start and not self._on_line(text):  # the rest of a long line is dropped
-                    self._add_message(one_line(text))
-                at_line_start = piece.endswith(b"\n")
+            while line := pipe.readline(_LONGEST_LINE):
+                text = line.decode(errors="replace").strip()
+                if text and not self._on_line(text) and one_line(text) not in self._messages:
+                    self._messages.append(one_line(text))
                 with self._changed:
                     self._changed.notify_all()
         self.exit_code = process.wait()
-        if not self._messages and self.exit_code < 0:
-            self._messages.append(f"ended by signal {-self.exit_code}")
-        elif not self._messages:
+        if not self._messages:
             self._messages.append(f"ended with exit code {self.exit_code}")
-
-    def _add_message(self, message: str) -> None:
-        if message not in self._messages:
-            self._messages.append(message)
 
 
 def _start(argv: Sequence[str]) -> subprocess.Popen[bytes]:

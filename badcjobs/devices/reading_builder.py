@@ -41,13 +41,13 @@ class NoAnswer(Exception):
     """A question has no answer now, or an implausible one; the text is the reason."""
 
 
-def check_range(metric: str, value: Value, text: object = None) -> Value:
-    """Return the value; raise NoAnswer if it is an implausible number, with its ``text`` in the reason."""
+def check_range(metric: str, value: Value) -> Value:
+    """Return the value; raise NoAnswer if it is an implausible number."""
     if not isinstance(value, int | float) or metric not in LIMITS:
         return value
     low, high = LIMITS[metric]
     if not low <= value <= high:  # NaN fails this test too
-        raise NoAnswer(f"implausible value: {str(text or value)[:60]}")
+        raise NoAnswer("implausible value")  # without the value: each new text would be a new gap
     return value
 
 
@@ -68,8 +68,6 @@ def check_number(number: Any) -> Any:
 
 def reason_of(error: Exception) -> str:
     """Return the text of a library's error, in one line."""
-    if isinstance(error, AttributeError) and error.name:
-        return f"this version of {getattr(error.obj, '__name__', 'the package')} has no {error.name}"
     text = getattr(error, "err_info", None) or error  # amdsmi has the text in err_info
     return " ".join(str(text).split()) or repr(error)
 
@@ -115,7 +113,6 @@ class ReadingBuilder:
 
     def __init__(self, refused: Mapping[str, str]) -> None:
         self._refused = refused  # never changed in place: readings share it
-        self._implausible: dict[str, str] = {}  # metric → the first reason: each new text would be a new gap
         self.begin()
 
     def begin(self) -> None:
@@ -154,7 +151,7 @@ class ReadingBuilder:
         try:
             self.values[metric] = check_range(metric, check_number(value))
         except NoAnswer as reason:
-            self._failed[metric] = self._implausible.setdefault(metric, str(reason))
+            self._failed[metric] = str(reason)
             return
         if source is not None:
             self._sources[metric] = source

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from math import cos, inf, pi, sin
 from pathlib import Path
@@ -20,7 +20,7 @@ from badcjobs.errors import BadInput
 from badcjobs.model import METRICS, InventoryDevice, ProcessReading, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader
 
-Course = tuple[tuple[float, float], ...]  # (from_s, value), in order
+Course = Sequence[tuple[float, float]]  # (from_s, value), in order
 Check = Callable[[Any], bool]
 
 
@@ -32,54 +32,46 @@ class SimulatedDevice:
     load: Course | None = None  # percent; None: a sine wave
     lost_at_s: float | None = None
     back_at_s: float | None = None
-    unsupported: tuple[str, ...] = ()
+    unsupported: Sequence[str] = ()
     name: str = "Simulated GPU"
     memory_total_mib: int = 16 * 1024
     temperature_c: Course | None = None  # °C; None: follows the load
     fan_percent: Course | None = None  # percent; None: no fan
     slowdown_c: int | None = None
-    processes: tuple[tuple[int, int], ...] | None = None  # (pid, MiB); None: not listed
-    fault: tuple[tuple[float, str], ...] = ()  # (at_s, text of the fault)
+    processes: Sequence[tuple[int, int]] | None = None  # (pid, MiB); None: not listed
+    fault: Sequence[tuple[float, str]] = ()  # (at_s, text of the fault)
 
 
-def load_script(path: Path) -> tuple[int, tuple[SimulatedDevice, ...]]:
-    """Read a simulation script from a TOML file: how many devices there are, and those that differ from the default."""
+def simulated_devices(count: int, described: Sequence[SimulatedDevice] = ()) -> list[SimulatedDevice]:
+    """Return this many devices, or more if a later one is described; the others behave as usual."""
+    by_index = {device.index: device for device in described}
+    many = max(count, *(index + 1 for index in by_index), 0)
+    return [by_index.get(index, SimulatedDevice(index)) for index in range(many)]
+
+
+def load_script(path: Path) -> list[SimulatedDevice]:
+    """Read the devices of a simulation script, a TOML file."""
     from badcjobs.settings import read_toml  # late: a recorder needs it only for a script
 
     return parse_script(read_toml(path)[0], str(path))
 
 
-def parse_script(
-    document: Mapping[str, Any], source: str = "the simulation script"
-) -> tuple[int, tuple[SimulatedDevice, ...]]:
-    """Return the number of devices and those that a script describes; raise BadInput that names every mistake."""
+def parse_script(document: Mapping[str, Any], source: str = "the simulation script") -> list[SimulatedDevice]:
+    """Return the devices of a script; raise BadInput that names every mistake."""
     tables = document.get("device", [])
-    count = document.get("devices")
+    count = document.get("devices", 1)
     unknown = [key for key in document if key not in ("device", "devices")]
     mistakes = [f"unknown key {key!r}; known are devices and [[device]]" for key in unknown]
-    if count is not None and not _is_count(count, 1):
-        mistakes.append(f"devices = {count!r} must be a whole number from 1")
+    if not _is_count(count):
+        mistakes.append(f"devices = {count!r} must be a whole number")
     if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
         mistakes.append("'device' is not a list of tables: write [[device]] above each device")
         tables = []
     for number, table in enumerate(tables, start=1):
         mistakes += [f"device table {number}: {mistake}" for mistake in _find_mistakes(table)]
-    indices = [table["index"] for table in tables if _is_count(table.get("index"))]
-    mistakes += [f"two tables for device {index}" for index in sorted(set(indices)) if indices.count(index) > 1]
     if mistakes:
-        noun = "mistake" if len(mistakes) == 1 else "mistakes"
-        raise BadInput(f"{source} has {len(mistakes)} {noun}", why="\n".join(mistakes))
-    devices = tuple(SimulatedDevice(**_frozen(table)) for table in tables)
-    return count or max(indices, default=0) + 1, devices
-
-
-def _frozen(value: Any) -> Any:
-    """Return the table with tuples instead of lists, at all levels."""
-    if isinstance(value, Mapping):
-        return {key: _frozen(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return tuple(map(_frozen, value))
-    return value
+        raise BadInput(f"{source} has mistakes", why="\n".join(mistakes))
+    return simulated_devices(count, [SimulatedDevice(**table) for table in tables])
 
 
 def _find_mistakes(table: Mapping[str, Any]) -> Iterator[str]:
@@ -92,55 +84,48 @@ def _find_mistakes(table: Mapping[str, Any]) -> Iterator[str]:
         is_valid, description = _EXPECTED[key]
         if not is_valid(value):
             yield f"{key} = {value!r} is not {description}"
-    lost_at_s = table.get("lost_at_s")
-    back_at_s: Any = table.get("back_at_s")
-    if _is_number(back_at_s) and not (_is_number(lost_at_s) and lost_at_s < back_at_s):
-        yield "'back_at_s' needs an earlier 'lost_at_s'"
 
 
-def _is_number(value: Any, low: float = 0, high: float = inf) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
-def _is_count(value: Any, low: int = 0) -> bool:
-    return isinstance(value, int) and _is_number(value, low)
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and _is_number(value)
 
 
-def _are_pairs(value: Any, first: Check, second: Check) -> bool:
-    if not isinstance(value, list):
-        return False
-    return all(isinstance(pair, list) and len(pair) == 2 and first(pair[0]) and second(pair[1]) for pair in value)
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
-def _course(unit: str, high: float) -> tuple[Check, str]:
-    """Return the check of a list of steps, and its description."""
-
-    def is_course(value: Any) -> bool:
-        are_steps = _are_pairs(value, _is_number, lambda number: _is_number(number, 0, high))
-        return are_steps and all(earlier[0] < later[0] for earlier, later in pairwise(value))
-
-    return is_course, f"a list of [from_s, {unit}] in order of time, with {unit} from 0 to {high:g}"
+def _are_metrics(value: Any) -> bool:
+    return isinstance(value, list) and all(name in METRICS for name in value)
 
 
+def _pairs_of(first: Check, second: Check) -> Check:
+    """Return the check of a list of pairs."""
+
+    def is_pair(value: Any) -> bool:
+        return isinstance(value, list) and len(value) == 2 and first(value[0]) and second(value[1])
+
+    return lambda value: isinstance(value, list) and all(map(is_pair, value))
+
+
+_COURSE = (_pairs_of(_is_number, _is_number), "a list of [from_s, number]")
+_SECONDS = (_is_number, "a number of seconds")
 _EXPECTED = {
     "index": (_is_count, "a whole number from 0"),
-    "load": _course("percent", 100),
-    "temperature_c": _course("°C", 150),
-    "fan_percent": _course("percent", 100),
-    "lost_at_s": (_is_number, "a number of seconds"),
-    "back_at_s": (_is_number, "a number of seconds"),
-    "unsupported": (
-        lambda value: isinstance(value, list) and all(name in METRICS for name in value),
-        f"a list of metrics; allowed are {', '.join(METRICS)}",
-    ),
-    "name": (lambda value: isinstance(value, str), "a string"),
-    "memory_total_mib": (lambda value: _is_count(value, 1), "a whole number of MiB"),
-    "slowdown_c": (lambda value: _is_count(value, 1), "a whole number of °C"),
-    "processes": (lambda value: _are_pairs(value, lambda pid: _is_count(pid, 1), _is_count), "a list of [pid, MiB]"),
-    "fault": (
-        lambda value: _are_pairs(value, _is_number, lambda text: isinstance(text, str) and bool(text)),
-        'a list of [at_s, "text of the fault"]',
-    ),
+    "load": _COURSE,
+    "temperature_c": _COURSE,
+    "fan_percent": _COURSE,
+    "lost_at_s": _SECONDS,
+    "back_at_s": _SECONDS,
+    "unsupported": (_are_metrics, f"a list of metrics; allowed are {', '.join(METRICS)}"),
+    "name": (_is_text, "a string"),
+    "memory_total_mib": (_is_count, "a whole number of MiB"),
+    "slowdown_c": (_is_count, "a whole number of °C"),
+    "processes": (_pairs_of(_is_count, _is_count), "a list of [pid, MiB]"),
+    "fault": (_pairs_of(_is_number, _is_text), 'a list of [at_s, "text of the fault"]'),
 }
 
 
@@ -177,33 +162,20 @@ _PCIE_BYTES_PER_S = 2 * 10**9  # received under full load; it sends a tenth of i
 _GPU_IDLE = 0x1  # NVML's throttle reason of an idle device
 
 
-@dataclass(eq=False)
 class SimulatedReader(GpuReader):
-    """Reads ``count`` simulated devices; ``script`` has those that differ from the default."""
+    """Reads simulated devices; ``ledger``: a folder with the memory that programs use (None: it follows the load)."""
 
     backend = "simulated"
-    count: int
-    script: Sequence[SimulatedDevice] = ()
-    _: KW_ONLY
-    clock: Clock
-    started_at_ms: int
-    ledger: Path | None = None  # a folder; None: memory follows the load
 
-    def __post_init__(self) -> None:
-        scripted = {device.index: device for device in self.script}
-        unknown = [str(index) for index in scripted if index >= self.count]
-        if unknown:
-            raise BadInput(
-                f"the simulation script describes device {', '.join(unknown)}",
-                why=f"{self.count} devices are simulated, counted from 0",
-                fix=f"devices = {max(scripted) + 1}",
-            )
-        self._devices = {simulated_uuid(i): scripted.get(i, SimulatedDevice(i)) for i in range(self.count)}
+    def __init__(
+        self, devices: Sequence[SimulatedDevice], *, clock: Clock, started_at_ms: int, ledger: Path | None = None
+    ) -> None:
+        self._clock = clock
+        self._started_at_ms = started_at_ms
+        self._ledger = ledger
+        self._devices = {simulated_uuid(device.index): device for device in devices}
         self._read_at_s = dict.fromkeys(self._devices, self._now_s())
-        noun = "device" if self.count == 1 else "devices"
-        self.why = f"{self.count} simulated {noun} requested"
-        if self.script:
-            self.why += ", with a script"
+        self.why = f"simulated devices were requested: {len(devices)}"
 
     def inventory(self) -> Sequence[InventoryDevice]:
         """List all devices, including lost ones."""
@@ -231,12 +203,12 @@ class SimulatedReader(GpuReader):
         self._read_at_s[uuid] = at_s
         reading = reading_at(device, at_s)
         reading.faults = tuple(text for fault_s, text in device.fault if since_s <= fault_s < at_s)
-        if self.ledger is not None and reading.memory_used_bytes is not None:
-            reading.memory_used_bytes = simulated_memory_bytes(self.ledger, uuid)
+        if self._ledger is not None and reading.memory_used_bytes is not None:
+            reading.memory_used_bytes = simulated_memory_bytes(self._ledger, uuid)
         return reading
 
     def _now_s(self) -> float:
-        return max(0, self.clock.now_ms() - self.started_at_ms) / 1000
+        return max(0, self._clock.now_ms() - self._started_at_ms) / 1000
 
 
 def simulated_uuid(index: int) -> str:
@@ -300,7 +272,6 @@ def load_integral(device: SimulatedDevice, at_s: float) -> float:
 
 # --- a recording, replayed as if it were read now; it starts with the run, and repeats when it ends -------------------
 
-_TABLES = ("device", "sample", "gap")  # every recording has them
 _DEVICE = ("name", "memory_total_bytes", "power_limit_w", "pci_bus_id", "driver", "slowdown_c", "vendor", "parent_uuid")
 _MAKE_ONE = "badcjobs record --out recording.sqlite --duration 60   (makes a recording)"
 
@@ -329,13 +300,12 @@ WHERE (device_id = ? OR device_id IS NULL) AND metric IS NULL AND from_ms <= ? O
 _METRIC_GAPS = "SELECT metric, reason FROM gap WHERE device_id = ? AND metric NOT NULL AND ? BETWEEN from_ms AND to_ms"
 _EXTENT = """
 SELECT min(from_ms), max(to_ms) FROM (
-    SELECT min(at_ms) AS from_ms, max(at_ms) AS to_ms FROM sample_at JOIN device USING (device_id) WHERE uuid NOT NULL
+    SELECT at_ms AS from_ms, at_ms AS to_ms FROM sample
     UNION ALL SELECT from_ms, to_ms FROM gap WHERE metric IS NULL
 )
 """
 _MOST_SAMPLES = """
-SELECT count(*), min(at_ms), max(at_ms) FROM sample_at JOIN device USING (device_id) WHERE uuid NOT NULL
-GROUP BY device_id ORDER BY 1 DESC, 2 DESC, 3 DESC LIMIT 1
+SELECT count(*), min(at_ms), max(at_ms) FROM sample GROUP BY device_id ORDER BY 1 DESC, 2 DESC, 3 DESC LIMIT 1
 """
 _LONGEST_SILENCE_MS = 5000
 
@@ -348,15 +318,16 @@ class ReplayReader(GpuReader):
     def __init__(self, path: Path, *, clock: Clock, started_at_ms: int) -> None:
         self._clock = clock
         self._started_at_ms = started_at_ms
-        self._db = _open(path)
         try:
+            path.stat()
+            uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro&immutable=1"  # without a lock
+            self._db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
             self._load(path)
-        except BadInput:
-            self._db.close()
-            raise
+        except OSError as error:
+            fix = "--simulate 2, or a file: a simulation script (.toml) or a task database"
+            raise BadInput(f"the recording {path} cannot be read", why=error.strerror, fix=fix) from error
         except sqlite3.Error as error:
-            self._db.close()
-            raise BadInput(f"the recording {path} cannot be read", why=str(error)) from error
+            raise BadInput(f"{path} is not a task database", why=str(error), fix=_MAKE_ONE) from error
         self.why = f"replay of {path}, {self._length_ms / 1000:.1f} s long, repeated at its end"
 
     def inventory(self) -> Sequence[InventoryDevice]:
@@ -399,17 +370,12 @@ class ReplayReader(GpuReader):
 
     def _load(self, path: Path) -> None:
         """Check that this is a recording, and load its devices and its extent."""
-        tables = {name for (name,) in self._db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        if "source_file" in tables:
+        if self._db.execute("SELECT count(*) FROM sqlite_master WHERE name = 'source_file'").fetchone() != (0,):
             raise BadInput(
                 f"{path} is a job database, which cannot be replayed",
                 why="its devices are those of many tasks, at different times",
                 fix=f"--simulate {path.parent / 'tasks'}/…   (one of the task databases it was made of)",
             )
-        absent = [table for table in _TABLES if table not in tables]
-        if absent:
-            why = f"it has no table {' and no table '.join(absent)}"
-            raise BadInput(f"{path} is not a task database", why=why, fix=_MAKE_ONE)
         self._db.executescript(_INDEX)
         self._load_devices()
 
@@ -442,18 +408,3 @@ class ReplayReader(GpuReader):
                 facts["index"] = index
             self._ids[uuid] = device_id
             self._inventory.append(InventoryDevice(uuid=uuid, backend=self.backend, **facts))
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    """Open a file read-only, without a lock."""
-    try:
-        path.stat()
-        uri = f"file:{quote(os.fsencode(path.absolute()))}?mode=ro&immutable=1"
-        db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
-        db.execute("SELECT count(*) FROM sqlite_master")
-    except OSError as error:
-        fix = "--simulate 2, or a file: a simulation script (.toml) or a task database"
-        raise BadInput(f"the recording {path} cannot be read", why=error.strerror, fix=fix) from error
-    except sqlite3.Error as error:
-        raise BadInput(f"the recording {path} is not a task database", why=str(error), fix=_MAKE_ONE) from error
-    return db

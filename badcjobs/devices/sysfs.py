@@ -1,4 +1,4 @@
-"""Read GPUs through the Linux kernel's files in /sys/class/drm, where no vendor's library works (Intel and others).
+"""Read GPUs through the Linux kernel's files in /sys/class/drm, where no vendor's library works (Intel and AMD).
 
 The kernel reports less than a library: often only clocks and a temperature. Everything else is unknown. NVIDIA's driver
 has no such files, so a machine with an NVIDIA card is not read here: its devices must keep the numbers of CUDA.
@@ -6,7 +6,6 @@ has no such files, so a machine with an NVIDIA card is not read here: its device
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,24 +15,6 @@ from badcjobs.seams import DeviceUnreadable, GpuReader, ReaderUnavailable
 
 _VENDORS = {"0x8086": "Intel", "0x1002": "AMD"}
 _NVIDIA = "0x10de"
-# Displays of virtual machines and of server boards: these are no GPUs.
-_DISPLAYS = {
-    "ast",
-    "bochs-drm",
-    "cirrus",
-    "hibmc-drm",
-    "hyperv_drm",
-    "mgag200",
-    "qxl",
-    "simple-framebuffer",
-    "simpledrm",
-    "vboxvideo",
-    "virtio-pci",
-    "virtio_gpu",
-    "vkms",
-    "vmwgfx",
-}
-
 _HWMON = "device/hwmon/hwmon*"
 # Metric → the files that may hold it, below the folder of the card, and the factor to its unit.
 _FILES = {
@@ -68,13 +49,14 @@ class SysfsReader(GpuReader):
 
     def inventory(self) -> Sequence[InventoryDevice]:
         """List the cards in the kernel's order."""
-        cards = sorted((self._sysfs / "class/drm").glob("card[0-9]*"), key=lambda card: (len(card.name), card))
-        cards = [card for card in cards if re.fullmatch(r"card[0-9]+", card.name)]  # card0-DP-1 is a socket
         if (self._sysfs / "module/nvidia").exists() or has_card(self._sysfs, _NVIDIA):
             raise ReaderUnavailable("the kernel does not report the state of NVIDIA GPUs")
-        devices = []
-        for index, card in enumerate(filter(_is_gpu, cards)):
-            device = _describe(index, card)
+        devices: list[InventoryDevice] = []
+        for card in sorted((self._sysfs / "class/drm").glob("card*"), key=lambda card: (len(card.name), card)):
+            vendor = _VENDORS.get(_text(card / "device/vendor") or "")
+            if vendor is None or not card.name.removeprefix("card").isdecimal():  # card0-DP-1 is a socket
+                continue
+            device = _describe(len(devices), card, vendor)
             devices.append(device)
             self._cards.setdefault(device.uuid, (card, ReadingBuilder({})))
         if not devices:
@@ -110,14 +92,6 @@ def has_card(sysfs: Path, vendor: str) -> bool:
     return any(_text(file) == vendor for file in sysfs.glob("class/drm/card*/device/vendor"))
 
 
-def _is_gpu(card: Path) -> bool:
-    try:
-        driver = (card / "device/driver").resolve(strict=True).name
-    except OSError:
-        return False  # no driver: a display of the firmware
-    return driver not in _DISPLAYS
-
-
 def _text(file: Path) -> str | None:
     try:
         return file.read_text(encoding="utf-8", errors="replace").strip() or None
@@ -146,10 +120,9 @@ def _read_fact(card: Path, pattern: str) -> int | None:
     return None
 
 
-def _describe(index: int, card: Path) -> InventoryDevice:
+def _describe(index: int, card: Path, vendor: str) -> InventoryDevice:
     address = (card / "device").resolve().name
-    vendor = _VENDORS.get(_text(card / "device/vendor") or "", "")
-    ids = ":".join((_text(card / f"device/{name}") or "?").removeprefix("0x") for name in ("vendor", "device"))
+    model = (_text(card / "device/device") or "?").removeprefix("0x")
     unique = _text(card / "device/unique_id")  # AMD: the number that ROCm's names are made of
     limit_uw = _read_fact(card, f"{_HWMON}/power1_cap")
     uuid = f"PCI-{address}"
@@ -158,11 +131,11 @@ def _describe(index: int, card: Path) -> InventoryDevice:
     return InventoryDevice(
         index=index,
         uuid=uuid,
-        name=_text(card / "device/product_name") or f"{vendor or 'Unknown'} GPU {ids}",
+        name=_text(card / "device/product_name") or f"{vendor} GPU {model}",
         backend=SysfsReader.backend,
         memory_total_bytes=or_none("memory_total_bytes", _read_fact(card, "device/mem_info_vram_total")),
         power_limit_w=or_none("power_limit_w", limit_uw and limit_uw / 1e6),
         pci_bus_id=address if ":" in address else None,
         driver=(card / "device/driver").resolve().name,
-        vendor=vendor.lower() or "other",
+        vendor=vendor.lower(),
     )

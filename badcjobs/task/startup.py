@@ -217,7 +217,7 @@ def find_our_place(settings: RunSettings, allocation: Allocation, frozen: Frozen
     if settings.shard is None:
         return find_place(allocation, frozen.array)
     shard = parse_shard(settings.shard)
-    return ShardPlace(shard.index, shard.count, position=shard.index, positions=shard.count)
+    return ShardPlace(shard.index, shard.count)
 
 
 def refuse_lost_manifests(sources: Sources, place: ShardPlace) -> None:
@@ -286,10 +286,7 @@ def take_free_devices(settings: RunSettings, wanted: int, world: World) -> tuple
     """Return the devices with the most free capacity, locked for this run; wait for them as the settings say."""
     run = RunFolder(settings.out.absolute())
     locks = DeviceLocks(lock_folder(world.environ), world.clock, describe_holder(world.pid, run.path))
-    busiest = None
-    if settings.max_utilization_percent < 100:
-        busiest = settings.max_utilization_percent
-    request = DeviceRequest(wanted, settings.min_memory_mib or None, busiest, settings.wait_s)
+    request = DeviceRequest(wanted, settings.min_memory_mib, settings.max_utilization_percent, settings.wait_s)
 
     def report(text: str) -> None:
         log.info("%s", text)

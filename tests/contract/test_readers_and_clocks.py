@@ -14,6 +14,7 @@ from rooms.devices import (
     SimulatedDevice,
     SimulatedReader,
     SysfsReader,
+    simulated_devices,
 )
 from rooms.model import METRICS, Reading
 from rooms.root import DeviceUnreadable, GpuReader, SystemClock
@@ -50,8 +51,8 @@ def simulated(clock, patch, folder):
     """Device 3 has it in its script to be lost after an hour."""
 
     def opened(*unsupported):
-        devices = (SimulatedDevice(1, unsupported=unsupported), SimulatedDevice(3, lost_at_s=3600))
-        return SimulatedReader(COUNT, devices, clock=clock, started_at_ms=clock.now_ms())
+        described = (SimulatedDevice(1, unsupported=unsupported), SimulatedDevice(3, lost_at_s=3600))
+        return SimulatedReader(simulated_devices(COUNT, described), clock=clock, started_at_ms=clock.now_ms())
 
     return Bench(clock, opened, lambda: clock.sleep(3600), SIMULATED)
 
@@ -98,13 +99,14 @@ def replay(clock, patch, folder):
     """Five minutes of simulated devices, a sample every 10 s; device 3 was lost in the fourth."""
 
     def opened(*unsupported):
-        source = SimulatedReader(COUNT, clock=HandClock(), started_at_ms=0)
+        devices = simulated_devices(COUNT)
+        source = SimulatedReader(devices, clock=HandClock(), started_at_ms=0)
 
         def said(index, at_s):
             if index == 3 and at_s >= 240:
                 return "GPU is lost"
             then = HandClock(round(at_s * 1000))
-            reading = SimulatedReader(COUNT, clock=then, started_at_ms=0).read(source.inventory()[index].uuid)
+            reading = SimulatedReader(devices, clock=then, started_at_ms=0).read(source.inventory()[index].uuid)
             return replace(reading, **dict.fromkeys(unsupported)) if index == 1 else reading
 
         gaps = {(1, metric): "Not Supported" for metric in unsupported}

@@ -25,9 +25,11 @@ SETTINGS: dict[str, Any] = {
 FIXED = {
     "name": "NVIDIA Stand-in, 16 GB", "driver_version": "535.129.03", "memory.total": "16384",
     "enforced.power.limit": "300.00", "clocks.sm": "1410", "clocks.mem": "1593", "fan.speed": "[N/A]",
-    "clocks_event_reasons.active": "0x0000000000000004", "clocks_throttle_reasons.active": "0x0000000000000005",
+    "clocks_throttle_reasons.active": "0x0000000000000005",
     "ecc.errors.uncorrected.volatile.total": "0", "utilization.encoder": "0", "utilization.decoder": "3",
 }  # fmt: skip
+
+VARYING = ("utilization.gpu", "utilization.memory", "memory.used", "temperature.gpu", "power.draw")
 
 
 def fake_uuid(index: int) -> str:
@@ -88,10 +90,11 @@ def main(folder: Path, arguments: list[str]) -> int:
     if settings["fails"] is not None:
         print(settings["fails"])
         return 9
+    if arguments == ["--help-query-gpu"]:
+        names = {**FIXED, **dict.fromkeys(VARYING)}.keys() - {*settings["unknown_fields"]}
+        print("\n\n".join(f'"{name}" or "{name}.alias"\nWhat it is.' for name in sorted(names)))
+        return 0
     fields = arguments[0].removeprefix("--query-gpu=").split(",")
-    if unknown := [field for field in fields if field in settings["unknown_fields"]]:
-        print(f'Field "{unknown[0]}" is not a valid field to query.\n')
-        return 2
     if "-lms" not in arguments:
         print("\n".join(line(settings, fields, index) for index in range(settings["devices"])))
         return 0

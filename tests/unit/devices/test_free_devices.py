@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rooms import devices as room
 from rooms.model import Device, Reading
-from rooms.root import BadcjobsError, BadInput, NotHere
+from rooms.root import BadcjobsError, NotHere
 from support.filesystems import powerless_folder
 from support.hand_clock import HandClock, ScriptedReader
 from support.waiting import wait_for
@@ -135,7 +135,7 @@ def test_devices_that_become_free_are_waited_for_and_the_wait_is_reported_every_
     left = [f"GPU 1 cannot be read: GPU is lost; {others}; 60 s", f"{others}; 50 s", f"{others}; 40 s"]
     assert machine.said == [f"waiting for 2 free GPUs: GPU 0 is 93 % busy; {one} left" for one in left]
     forever = Machine(tmp_path / "other", (93, 1))
-    assert "not found in 20 s" in forever.refusal(max_utilization_percent=50, wait_s=20)
+    assert "1 free GPU requested, 0 found" in forever.refusal(max_utilization_percent=50, wait_s=20)
     assert 20 <= forever.passed_s <= 22.5
     for end_s in (0.1, 1.1, 7.1):
         machine = Machine(tmp_path / "other", (93, 1))
@@ -144,30 +144,17 @@ def test_devices_that_become_free_are_waited_for_and_the_wait_is_reported_every_
         assert machine.passed_s - end_s <= 0.2, "a signal ends the wait within a moment"
 
 
-def test_what_cannot_be_had_is_refused_at_once_and_with_a_line_to_paste(tmp_path, pages):
+def test_what_cannot_be_had_is_refused_with_a_line_to_paste(tmp_path, pages):
     busy = Machine(tmp_path, (93, 15), (0, 1), (5, 1), (None, 1), (0, None))
     busy.alice.claim("GPU-1")
     said = {"too few are free": busy.refusal(count=2, max_utilization_percent=50, min_memory_mib=2000)}
     idle = Machine(tmp_path / "idle", (0, 0), (0, 0))
-    hopeless = {
-        "more than there are": {"count": 3}, "no memory": {"min_memory_mib": 16_385},
-        "no memory, two": {"count": 2, "min_memory_mib": 99_999},
-    }  # fmt: skip
-    said |= {name: idle.refusal(**wish, wait_s=600) for name, wish in hopeless.items()}
+    said["more than there are"] = idle.refusal(count=3, wait_s=600)
     said["nothing granted"] = Machine(tmp_path).refusal()
-    idle.totals = [16 * GIB, 8 * GIB]
-    said["one is too small"] = idle.refusal(count=2, min_memory_mib=12_000, wait_s=600)
-    nan = float("nan")
-    senseless = {"count": [0], "wait_s": [float("inf"), nan, -1], "max_utilization_percent": [101, nan, -1]}
-    for name, numbers in senseless.items():
-        for number in numbers:
-            with pytest.raises(BadInput):
-                idle.pick(**{name: number})
-            said[f"{name} = {number}"] = idle.refusal(**{name: number})
     assert (idle.reads, idle.passed_s) == (0, 0), "nothing is read"
-    pages({"refused.txt": "\n\n".join(f"[{name}]\n{text}" for name, text in said.items())})
     idle.totals = [16 * GIB, None]  # it may be large enough, but its free memory is unknown
-    assert "not found in 4 s" in idle.refusal(count=2, min_memory_mib=12_000, wait_s=4)
+    said["one does not say"] = idle.refusal(count=2, min_memory_mib=12_000, wait_s=4)
+    pages({"refused.txt": "\n\n".join(f"[{name}]\n{text}" for name, text in said.items())})
 
 
 CARD, OTHER = "GPU-aaaa", "MIG-GPU-bbbb/1/0"
@@ -188,14 +175,13 @@ def locks_of(folder, holder=ALICE):
 
 
 def seen(folder, uuid=CARD):
-    """Return what a run that only looks is told."""
-    return locks_of(folder, None).claim(uuid)
+    """Return what another run is told, which gives the lock back at once."""
+    with locks_of(folder, "run of carol") as carol:
+        return carol.claim(uuid)
 
 
 def test_a_device_has_one_holder_and_others_learn_who_it_is(folder):
     assert seen(folder) is None
-    with locks_of(folder, None).exclusive():
-        assert not folder.exists(), "looking leaves nothing"
     with locks_of(folder) as alice, locks_of(folder, BOB) as bob:
         assert (alice.claim(CARD), bob.claim(CARD), seen(folder)) == (None, BY_ALICE, BY_ALICE)
         assert (seen(folder, OTHER), bob.claim(OTHER), alice.claim(OTHER)) == (None, None, BY_BOB)
@@ -207,7 +193,7 @@ def test_a_device_has_one_holder_and_others_learn_who_it_is(folder):
     with locks_of(folder) as alice, locks_of(folder, BOB) as bob:
         assert alice.claim(CARD) is None
         (folder / f"{CARD}.lock").unlink()
-        assert (bob.claim(CARD), seen(folder)) == (None, BY_BOB), "a lock whose file was removed is taken anew"
+        assert (bob.claim(CARD), seen(folder)) == (None, BY_BOB), "a lock whose file was removed is lost"
 
 
 def test_a_process_that_was_given_the_open_file_keeps_the_device_unless_it_was_released(folder):
@@ -267,9 +253,7 @@ def test_links_pipes_and_texts_of_other_users_do_no_harm(folder, tmp_path):
     os.mkfifo(folder / "GPU-pipe.lock")
     with locks_of(folder) as alice:
         assert (alice.claim(CARD) or "").startswith("cannot be locked: ")
-        assert (seen(folder) or "").startswith("cannot be checked for a lock: ")
         assert alice.claim("GPU-pipe") == "cannot be locked: not a regular file"
-        assert seen(folder, "GPU-pipe") == "cannot be checked for a lock: not a regular file"
         assert alice.files == ()
     assert victim.read_text() == "precious"
     with locks_of(folder, "run of \x1b[31mmallory\n" + "x" * 10_000) as mallory, locks_of(folder, "") as nameless:
@@ -296,17 +280,15 @@ def test_a_folder_that_cannot_be_used_for_locks_is_refused(folder, tmp_path):
             locks_of(tmp_path / place).claim(CARD)
         assert (refused.value.fix or "").startswith("export BADCJOBS_LOCK_DIR=")
     assert list((tmp_path / "elsewhere").iterdir()) == []
-    assert seen(tmp_path / "no" / "parent") is None, "nothing is locked there"
 
 
 def test_runs_choose_in_turn_but_one_that_hangs_holds_up_the_next_for_two_seconds_only(folder):
-    for holder in (BOB, None):
-        clock = HandClock()
-        locks, end_s = room.DeviceLocks(folder, clock, holder), clock.monotonic_s() + 2
-        with locks_of(folder).exclusive(), locks.exclusive():
-            assert clock.monotonic_s() == pytest.approx(end_s)
-        with locks.exclusive():
-            assert clock.monotonic_s() == pytest.approx(end_s), "the first is gone"
+    clock = HandClock()
+    locks, end_s = room.DeviceLocks(folder, clock, BOB), clock.monotonic_s() + 2
+    with locks_of(folder).exclusive(), locks.exclusive():
+        assert clock.monotonic_s() == pytest.approx(end_s)
+    with locks.exclusive():
+        assert clock.monotonic_s() == pytest.approx(end_s), "the first is gone"
     (folder / "picking.lock").unlink()
     (folder / "picking.lock").mkdir()
     with locks_of(folder).exclusive():

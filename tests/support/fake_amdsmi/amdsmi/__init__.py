@@ -87,14 +87,14 @@ def amdsmi_get_processor_handles():
 def amdsmi_get_gpu_asic_info(handle):
     if _setting("NAMELESS"):
         return {"market_name": "N/A", "asic_serial": "0x0"}
-    serial = {} if _rocm() == 5 else {"asic_serial": _setting("SERIAL", f"0xA3D000000000000{handle}")}
+    serial = {"asic_serial": _setting("SERIAL", f"0xA3D000000000000{handle}")}
     return {"market_name": "AMD Stand-in", "vendor_id": 0x1002, **serial}
 
 
 def amdsmi_get_temp_metric(handle, sensor, metric):
     celsius = 100 if metric == AmdSmiTemperatureMetric.CRITICAL else 40 + handle
     celsius -= 5 if sensor == _Sensor.EDGE else 0
-    answer = _asked("temp", handle, celsius * 1000 if _rocm() == 5 else celsius)
+    answer = _asked("temp", handle, celsius)
     if sensor not in (_Sensor.EDGE, _Sensor.HOTSPOT) or (sensor != _Sensor.EDGE and _setting("NO_HOTSPOT")):
         raise AmdSmiLibraryException(_NOT_SUPPORTED)
     return answer
@@ -111,18 +111,18 @@ def amdsmi_get_power_info(handle):
 
 def amdsmi_get_energy_count(handle):
     ticks = int(_setting("TICKS", time.monotonic() * 1e6 * (100 + 10 * handle) / 15.259))
-    name = "energy_accumulator" if _rocm() > 5 else "power"
+    name = "energy_accumulator"
     return {name: _asked("energy", handle, ticks), "counter_resolution": 15.259, "timestamp": 1}
 
 
 def amdsmi_get_clock_info(handle, kind):
     mhz = _asked("clock", handle, 1700 if kind == AmdSmiClkType.GFX else 1600)
-    return {"clk" if _rocm() > 5 else "cur_clk": mhz, "max_clk": 2100}
+    return {"clk": mhz, "max_clk": 2100}
 
 
 def amdsmi_get_gpu_process_list(handle):
     _asked("processes", handle)
-    return [_process(handle)] if _rocm() > 5 else [900 + handle]
+    return [_process(handle)]
 
 
 def _process(handle):
@@ -139,7 +139,7 @@ _SIMPLE = {  # of the handle, and what follows it
     "gpu_device_uuid": lambda i: f"a3ff74a1-0000-1000-80d0-00000000000{i}",
     "gpu_device_bdf": lambda i: f"0000:0{i + 1}:00.0",
     "gpu_driver_info": lambda i: {"driver_version": "" if _setting("NAMELESS") else "6.8.5"},
-    "power_cap_info": lambda i: {"power_cap": _asked("cap", i, 300 if _rocm() == 5 else 300_000_000)},
+    "power_cap_info": lambda i: {"power_cap": _asked("cap", i, 300_000_000)},
     "gpu_activity": lambda i: {"gfx_activity": _asked("activity", i, 50 + i), "umc_activity": 20 + i},
     "gpu_vram_usage": lambda i: {"vram_total": 16384, "vram_used": _asked("vram", i, 1024 * (1 + i))},
     "gpu_fan_speed": lambda i, fan: _asked("fan", i, {0: 51}[fan]),  # there is one fan
@@ -155,5 +155,5 @@ def __getattr__(name):
     if name == "amdsmi_get_gpu_enumeration_info" and _rocm() == 7:  # known only since ROCm 6.4
         return _enumeration
     if name == "AmdSmiTemperatureType":
-        return _OldSensor if _rocm() == 5 else _Sensor
+        return _Sensor
     raise AttributeError(f"module 'amdsmi' has no attribute {name!r}")
