@@ -28,7 +28,6 @@ from badcjobs.store.read_tasks import parse_settings, read_tasks
 from badcjobs.store.run_lock import is_emulated_now, lock_file_in
 from badcjobs.store.submission_record import file_in, find_idle_emulation, find_trace
 from badcjobs.telemetry.alerts import Alert, AlertBook
-from badcjobs.telemetry.books import process_words
 from badcjobs.telemetry.recorder import Followed
 
 _RUN_FOLDER_ENTRIES = ("tasks", "run.toml", "submitted.json", "job.sqlite", "logs")
@@ -279,13 +278,12 @@ class MachineView:
         self._hostname = hostname
         self._readings: list[deque[tuple[int, Reading]]] = [deque(maxlen=_MAX_READINGS) for _ in opened.inventory]
         self._processes: dict[int, tuple[ProcessFacts, ...]] = {}  # as last reported
-        self._names: dict[int, str] = {}  # of processes
         followed = [
             Followed(n, d.uuid, d.index, d.memory_total_bytes, d.power_limit_w, d.slowdown_c)
             for n, d in enumerate(opened.inventory)
         ]
         self._started = Counter[tuple[str, str]]()  # alerts by kind and severity at their start
-        self._book = AlertBook(None, followed, limits, tell=self._count, describe=self._describe)
+        self._book = AlertBook(None, followed, limits, tell=self._count)
 
     def look(self, patience_s: float | None = None) -> Snapshot:
         """Read every device and return a snapshot."""
@@ -333,9 +331,6 @@ class MachineView:
         """Close the device reader."""
         self._resources.close()
 
-    def _describe(self, pid: int) -> str:
-        return self._names.get(pid, process_words(pid, None, None))
-
     def _read(self, number: int, device: InventoryDevice, now_ms: int) -> DeviceFacts:
         reading = Reading()
         trouble = None
@@ -344,9 +339,7 @@ class MachineView:
         except DeviceUnreadable as error:
             trouble = str(error)
         if reading.processes is not None:
-            processes = name_processes(reading.processes)
-            self._processes[number] = processes
-            self._names |= {p.pid: process_words(p.pid, p.program, p.user) for p in processes}
+            self._processes[number] = name_processes(reading.processes)
         past = self._readings[number]
         recent = []
         if trouble is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import math
@@ -80,7 +79,7 @@ class Records:
         self.claim_file: Path | None = None  # the recorder gives it back if we are killed
         self._calls: AlertCommand | None = None
         self._usage: UsageWatch | None = None
-        self._readings = RecorderHalf(self.local, target, shared=self._live.shared)
+        self._readings = RecorderHalf(self.local, shared=self._live.shared)
         self.readings_at_hand = self._readings.uri_at_hand
 
     def begin(self, *, engine: str | None, telemetry: bool, end: EndTime | None = None) -> None:
@@ -180,7 +179,9 @@ class Records:
 
     def device_state(self, device_id: int | None, before_ms: int) -> str | None:
         """Return the last reading of a device before a failure; None: not known."""
-        return None if device_id is None else read_device_state(self.readings_at_hand(), device_id, before_ms)
+        if device_id is None:
+            return None
+        return read_device_state(self.readings_at_hand(), device_id, before_ms)
 
     def memory_peaks(self, last_s: float) -> dict[int, int]:
         """Return the peak memory in use on each device over the last seconds, where it is known."""
@@ -196,7 +197,7 @@ class Records:
         if self._publisher is not None:
             self._publisher.stop()
         if self.recorder is not None:
-            self.recorder.stop(_SIDECAR_TIMEOUT_S, last_copy=self._readings.last_copy)
+            self.recorder.stop(_SIDECAR_TIMEOUT_S)
             self._write_gaps(self.recorder)
         if self._usage is not None:
             self._usage.finish()
@@ -210,7 +211,6 @@ class Records:
         if self.recorder is not None:
             self.recorder.release()
         if published:  # at once: Slurm may be about to kill us
-            self._readings.beside_target.unlink(missing_ok=True)
             self.local.remove()
 
         if self.recorder is not None:
@@ -244,23 +244,21 @@ def _warned(what: str) -> Iterator[None]:
 class RecorderHalf:
     """The recorder's half of a publication: its file if it is safe to open, else a snapshot that the recorder makes.
 
-    It is not safe on a shared filesystem while the recorder writes. It is not possible if the node-local folder was
-    removed: then the file has no name any more, but the recorder still has it open.
+    It is not safe on a shared filesystem while the recorder writes.
     """
 
-    def __init__(self, local: LocalFolder, target: Path, *, shared: bool) -> None:
+    def __init__(self, local: LocalFolder, *, shared: bool) -> None:
         self.recorder: Sidecar | None = None  # None: it was not started yet
         self._local = local
         self._shared = shared
         self._timeout_s = _SNAPSHOT_TIMEOUT_S
-        self.beside_target = target.with_name(f".{target.name}.recorder.tmp")
 
     def uri(self, workplace: Path) -> str | None:
         """Return the URI of the recorder's rows, with a new snapshot if needed; None: there are none."""
         if self.recorder is None:
             return None
-        if not self.recorder.over and (self._shared or self._is_removed):
-            has_answered = self.recorder.request_snapshot(self._snapshot, self._timeout_s)
+        if self._shared and not self.recorder.over:
+            has_answered = self.recorder.request_snapshot(self._local.recorder_snapshot, self._timeout_s)
             self._timeout_s = _SNAPSHOT_TIMEOUT_S if has_answered else _SHORT_TIMEOUT_S
         return self._at_hand(workplace)
 
@@ -272,23 +270,9 @@ class RecorderHalf:
             return None
 
     def _at_hand(self, workplace: Path) -> str | None:
-        writes_on = self.recorder is not None and not self.recorder.over
-        if self._is_removed or (self._shared and writes_on):
-            return LiveHalf(self._snapshot, "sealed")(workplace)
+        if self._shared and self.recorder is not None and not self.recorder.over:
+            return LiveHalf(self._local.recorder_snapshot, "sealed")(workplace)
         return left_behind(self._local.recorder_file, shared=self._shared)(workplace)
-
-    @property
-    def last_copy(self) -> Path | None:
-        """Where the recorder must copy its readings before it closes a file without a name; None: not needed."""
-        return self.beside_target if self._is_removed else None
-
-    @property
-    def _is_removed(self) -> bool:
-        return not self._local.path.exists()
-
-    @property
-    def _snapshot(self) -> Path:
-        return self.beside_target if self._is_removed else self._local.recorder_snapshot
 
 
 # --- badcjobs record: the recorder alone, or around any command -----------------------------------------------------
@@ -297,7 +281,6 @@ class RecorderHalf:
 _PUBLISH_EVERY_S = 30.0
 _FIRST_SAMPLE_TIMEOUT_S = 10.0
 _TICK_S = 0.1
-_TEMPORARY = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EINTR, errno.ESTALE)  # the disk may accept files later
 _ENDINGS = (".sqlite", ".db", *TEXT_FORMS)
 
 
@@ -312,7 +295,7 @@ def run_record(
     live_mode: str,
 ) -> dict[str, Any]:
     """Record until the command ends, the time is over or a signal arrives; return the JSON document of ``--json``."""
-    _check_options(options, duration_s, out)
+    _refuse_own_source(options.stand_in.replay, out)
     check_target(out, overwrite=overwrite)
     needs_device = None if command else shell_line("badcjobs", "record", "--out", out, "--simulate", "2")
     records, devices = start_recording(out.absolute(), world, options, live_mode=live_mode, needs_device=needs_device)
@@ -351,7 +334,6 @@ def stream_samples(
     ``emit`` raises BrokenPipeError when its reader is gone; a command then continues. Return the exit code of the
     command, whose own output goes to stderr. Nothing is stored.
     """
-    _check_options(options, duration_s, Path("-"))
     with open_devices(world.environ, world.clock, options.stand_in) as sight:
         if not sight.grant.devices:
             fix = "badcjobs record --out - --simulate 2"
@@ -474,11 +456,7 @@ def _follow_command(
     return child.returncode if child.returncode >= 0 else 128 - child.returncode
 
 
-def _check_options(options: RecordingOptions, duration_s: float | None, out: Path) -> None:
-    for name, value in (("interval", options.interval_s), ("duration", duration_s)):
-        if value is not None and not math.isfinite(value):
-            raise BadInput(f"--{name} {value} is not a finite number", fix="badcjobs record --help")
-    replay = options.stand_in.replay
+def _refuse_own_source(replay: str | None, out: Path) -> None:
     if replay is not None and out.exists() and Path(replay).exists() and out.samefile(replay):
         raise BadInput(
             f"{out} is the recording that --simulate plays",
@@ -506,6 +484,5 @@ def check_target(out: Path, *, overwrite: bool) -> None:
             raise BadInput(f"the folder of {out} does not exist", fix=shell_line("mkdir", "-p", out.parent))
         try_to_write(out)
     except OSError as error:
-        if error.errno not in _TEMPORARY:
-            why = f"no file can be created there: {error.strerror or error}"
-            raise BadInput(f"{out} cannot be written", why=why, fix=f"write to ~/{out.name[-40:]}") from error
+        why = f"no file can be created there: {error.strerror or error}"
+        raise BadInput(f"{out} cannot be written", why=why, fix=f"write to ~/{out.name[-40:]}") from error

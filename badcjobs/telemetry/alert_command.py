@@ -7,12 +7,10 @@ import logging
 import os
 import queue
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -34,10 +32,7 @@ _MOST_PER_HOUR = 20
 _HOUR_S = 3600.0
 _FINISH_TIMEOUT_S = 1.75  # at the end of a task
 _KILL_TIMEOUT_S = 0.25
-_EXIT_TIMEOUT_S = 0.5
-_POLL_S = 0.02
-_READ_BYTES = 65536  # per poll, so that a program with endless output costs little
-_KEPT_BYTES = 4096  # the last lines are enough
+_PIPE_BYTES = 65536
 _LONGEST_ERROR = 200
 _CHAT_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})  # a chat would read them as links and mentions
 _COPIED = ("kind", "severity", "message", "peak", "threshold", "started_at_ms", "ended_at_ms")
@@ -95,14 +90,10 @@ class AlertCommand:
         self._budget = CallBudget(hooks.min_interval_s)
         self._argv = shlex.split(hooks.command or "")
         self._calls = AlertCalls(self._call, "[alerts] command")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None  # the last one
         self._held_back = 0
         self._failed = False  # a failure is logged once
         self._stopped = False
-        program = self._argv[0]
-        path = cwd / program if os.sep in program else program
-        if shutil.which(path, path=environ.get("PATH")) is None:
-            log.warning("[alerts] command: program %s not found; alerts are not sent to it", program)
 
     def add(self, alert: Alert) -> None:
         """Run the program for this alert soon, unless that would be too often; do not wait for it."""
@@ -117,9 +108,8 @@ class AlertCommand:
         if not self._calls.finish(_FINISH_TIMEOUT_S):
             log.warning("alert calls were still running at the end and were cancelled")
             self._stopped = True
-            process = self._process  # the other thread may reset it at any time
-            if process is not None:
-                _kill_group(process.pid)
+            if self._process is not None:
+                _kill_group(self._process)
             self._calls.finish(_KILL_TIMEOUT_S)
 
     def _call(self, document: Document) -> None:
@@ -133,11 +123,11 @@ class AlertCommand:
     def _run(self, document: Document) -> str | None:
         """Run the program to its end, or for TIMEOUT_S; return what went wrong."""
         try:
-            process = subprocess.Popen(
+            process = self._process = subprocess.Popen(
                 self._argv,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
+                stderr=subprocess.PIPE,  # a program that fills the pipe waits, and is killed
                 env={**self._environ, **alert_variables(document)},
                 cwd=self._cwd,
                 start_new_session=True,  # Ctrl-C does not reach it, and all its processes can be killed together
@@ -145,27 +135,24 @@ class AlertCommand:
             )
         except (OSError, ValueError) as error:
             return f"it cannot be started: {getattr(error, 'strerror', None) or error}"
-        self._process = process
-        if self._stopped:
-            _kill_group(process.pid)
         assert process.stdin is not None and process.stderr is not None
         with suppress(OSError):  # it does not read its input
             process.stdin.write(json.dumps(document).encode())  # shorter than the buffer of a pipe: never blocks
             process.stdin.close()
-        ended, output = _read_errors(process, process.stderr.fileno())
-        _kill_group(process.pid)  # before wait(): until then the system does not reuse its process id
-        self._process = None
-        with suppress(subprocess.TimeoutExpired):  # blocked in a filesystem that hangs
-            process.wait(_EXIT_TIMEOUT_S)
-        process.stderr.close()
-        if not ended:
-            return f"it did not exit within {TIMEOUT_S:.0f} s and was killed"
-        if process.returncode == 0:
+        exit_code = None
+        with suppress(subprocess.TimeoutExpired):
+            exit_code = process.wait(TIMEOUT_S)
+        _kill_group(process)
+        os.set_blocking(process.stderr.fileno(), False)
+        output = b""
+        with suppress(BlockingIOError), process.stderr as errors:
+            output = os.read(errors.fileno(), _PIPE_BYTES)
+        if exit_code == 0:
             return None
-        lines = output.decode(errors="replace").strip().splitlines()
-        if not lines:
-            return f"it exited with {process.returncode}"
-        return f"it exited with {process.returncode}: {lines[-1][:_LONGEST_ERROR]}"
+        if exit_code is None:
+            return f"it did not exit within {TIMEOUT_S:.0f} s and was killed"
+        last_line = output.decode(errors="replace").strip().rpartition("\n")[2]
+        return f"it exited with {exit_code}: {last_line[:_LONGEST_ERROR] or 'no error message'}"
 
 
 class CallBudget:
@@ -173,9 +160,9 @@ class CallBudget:
 
     def __init__(self, min_interval_s: float) -> None:
         self._min_interval_s = min_interval_s
-        self._last_begin_s: dict[tuple[int, str], float] = {}
+        self._last_begin_s: dict[tuple[int, str], float] = {}  # by device and kind
         self._announced: set[tuple[int, str, int, str]] = set()
-        self._calls_s: deque[float] = deque()
+        self._calls_s: deque[float] = deque(maxlen=_MOST_PER_HOUR)
 
     def allows(self, alert: Alert, at_s: float) -> bool:
         """Return whether to call for this alert, and count it; its end is sent only if its start was."""
@@ -186,9 +173,8 @@ class CallBudget:
         else:
             is_due = at_s - self._last_begin_s.get(place, -inf) >= self._min_interval_s
         self._announced.discard(name)
-        while self._calls_s and at_s - self._calls_s[0] >= _HOUR_S:
-            self._calls_s.popleft()
-        if not is_due or len(self._calls_s) >= _MOST_PER_HOUR:
+        is_full = len(self._calls_s) == _MOST_PER_HOUR and at_s - self._calls_s[0] < _HOUR_S
+        if not is_due or is_full:
             return False
         self._calls_s.append(at_s)
         if not alert.over:
@@ -222,21 +208,6 @@ def alert_variables(document: Document) -> dict[str, str]:
     return variables
 
 
-def _read_errors(process: subprocess.Popen[bytes], errors: int) -> tuple[bool, bytes]:
-    """Return whether a program exited in time, and the end of its stderr, even if the pipe is still open."""
-    until_s = time.monotonic() + TIMEOUT_S
-    output = b""
-    os.set_blocking(errors, False)
-    while True:
-        # Checked before reading: after its exit no output follows. WNOWAIT: its process id stays reserved.
-        ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-        with suppress(BlockingIOError):
-            output = (output + os.read(errors, _READ_BYTES))[-_KEPT_BYTES:]
-        if ended or time.monotonic() >= until_s:
-            return ended, output
-        time.sleep(_POLL_S)
-
-
-def _kill_group(leader: int) -> None:
-    with suppress(OSError):  # it has exited
-        os.killpg(leader, signal.SIGKILL)
+def _kill_group(leader: subprocess.Popen[bytes]) -> None:
+    with suppress(OSError):  # all have exited
+        os.killpg(leader.pid, signal.SIGKILL)

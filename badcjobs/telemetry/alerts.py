@@ -46,8 +46,6 @@ _FLICKER_S = 10.0
 _MOST_NAMED = 3  # processes
 _STORM_S = 60.0  # errors with less time between them are one alert
 _IDLE_BELOW_PERCENT = 1.0
-_MOST_FAULTS = 50  # different texts per device: a driver that adds an address to each would fill the log
-_LONGEST_MESSAGE = 500  # it is sent through a pipe in one write
 _SHORTEST_ENERGY_MS = 60_000  # over a shorter time, the timing of the readings matters more than their values
 _LONGEST_STEP_MS = 15_000  # as in the summary: power is not integrated across a gap
 
@@ -92,13 +90,10 @@ class AlertBook(Book):
     devices: Sequence[Followed]
     limits: AlertLimits
     tell: Callable[[Alert], None] = lambda alert: None  # called at each start and each end
-    describe: Callable[[int], str] = str  # pid → the process in words
     work_waits: bool = False
 
     def __post_init__(self) -> None:
-        self._conditions = {
-            device.device_id: DeviceConditions(device, self.limits, self.describe) for device in self.devices
-        }
+        self._conditions = {device.device_id: DeviceConditions(device, self.limits) for device in self.devices}
         self._states: dict[_Place, AlertState] = {}
         self._unwritten: dict[tuple[_Place, int], Alert] = {}
 
@@ -113,11 +108,7 @@ class AlertBook(Book):
         for values in self.writer.rows_of("alert", "WHERE ended_at_ms IS NULL"):
             device = self._conditions[values["device_id"]].device
             alert = Alert(device_index=device.device_index, device_uuid=device.uuid, **values)
-            place = _place(alert.device_id, alert.kind, alert.message)
-            if alert.kind == "fault":  # it has no duration
-                self._unwritten[place, alert.started_at_ms] = replace(alert, ended_at_ms=alert.started_at_ms)
-            else:
-                self._states[place] = AlertState(device, alert)
+            self._states[_place(alert.device_id, alert.kind, alert.message)] = AlertState(device, alert)
 
     def write(self, at_ms: int, readings: Readings, unreadable: Unreadable) -> None:
         """Evaluate one sample and write the changes."""
@@ -166,7 +157,7 @@ class AlertBook(Book):
 def _place(device_id: int, kind: str, message: str) -> _Place:
     """Return the key of a state: each fault of a device has a separate state."""
     if kind == "fault":
-        return device_id, kind, message[:_LONGEST_MESSAGE]
+        return device_id, kind, message
     return device_id, kind, ""
 
 
@@ -209,7 +200,7 @@ class AlertState:
                 ended_at_ms=None,
                 peak=value,
                 threshold=condition.threshold,
-                message=condition.message[:_LONGEST_MESSAGE],
+                message=condition.message,
             )
         return self.alert
 
@@ -285,17 +276,14 @@ class DeviceConditions:
 
     device: Followed
     limits: AlertLimits
-    describe: Callable[[int], str] = str
     _responsible: str = "process list not available"
     _energy: EnergyCheck = field(default_factory=EnergyCheck)
     _ecc_before: int | None = None
     _ecc_new: int = 0
     _faults: Counter[str] = field(default_factory=Counter)
-    _was_read: bool = False
 
     def of_reading(self, at_ms: int, reading: Reading, *, work_waits: bool) -> list[Condition]:
         """Return the conditions of a device that was read."""
-        self._was_read = True
         device = self.device
         limits = self.limits
         hot_c = limits.temperature_c or device.slowdown_c or _HOT_C
@@ -317,10 +305,10 @@ class DeviceConditions:
         ]
 
     def of_unreadable(self, reason: str) -> list[Condition]:
-        """Return the conditions of a device that was not read; if it was never read, this is a gap and not a loss."""
-        if not self._was_read and "lost" not in reason.lower():
+        """Return the conditions of a device that was not read; one without a reader is not lost."""
+        if self.device.uuid is None:
             return []
-        message = f"{self.device.label} can no longer be read: {reason}"
+        message = f"{self.device.label} cannot be read: {reason}"
         return [_off("idle"), Condition("lost", True, message, severity=CRITICAL)]  # unknown is not idle
 
     def _utilization(self, reading: Reading) -> Condition:
@@ -329,18 +317,9 @@ class DeviceConditions:
         if limit is None:
             return Condition("utilization", None)
         if reading.processes is not None:  # they are in few readings
-            self._responsible = self._name_busiest(reading.processes)
+            self._responsible = _name_busiest(reading.processes)
         processes = f" ({self._responsible})"
         return self._level("utilization", reading.utilization_percent, limit, 5.0, more=processes, quiet_s=_FLICKER_S)
-
-    def _name_busiest(self, processes: Sequence[ProcessReading]) -> str:
-        if not processes:
-            return "no process is visible"
-        busiest = sorted(processes, key=lambda p: (p.sm_percent or 0, p.memory_used_bytes or 0))[::-1]
-        names = ", ".join(self.describe(process.pid) for process in busiest[:_MOST_NAMED])
-        if len(busiest) > _MOST_NAMED:
-            names += f" and {len(busiest) - _MOST_NAMED} more"
-        return names
 
     def _level(
         self, kind: str, value: float | None, limit: float, back: float, *, more: str = "", quiet_s: float = 0.0
@@ -377,9 +356,7 @@ class DeviceConditions:
 
     def _reported(self, faults: Sequence[str]) -> list[Condition]:
         """Return a condition for each fault so far; its value is the number of times."""
-        for fault in faults:
-            if fault in self._faults or len(self._faults) < _MOST_FAULTS:
-                self._faults[fault] += 1
+        self._faults.update(faults)
         return [
             self._critical("fault", fault in faults, f"{self.device.label} reports {fault}", many)
             for fault, many in self._faults.items()
@@ -399,6 +376,12 @@ class DeviceConditions:
 
     def _critical(self, kind: str, on: bool, message: str, many: int) -> Condition:
         return Condition(kind, on, message, float(many), severity=CRITICAL, quiet_s=_STORM_S)
+
+
+def _name_busiest(processes: Sequence[ProcessReading]) -> str:
+    busiest = sorted(processes, key=lambda process: process.sm_percent or 0, reverse=True)
+    pids = ", ".join(str(process.pid) for process in busiest[:_MOST_NAMED])
+    return f"processes: {pids or 'none visible'}"
 
 
 @cache

@@ -27,7 +27,6 @@ _COST_EVERY_MS = 10_000
 _LATEST_KEPT_MS = 3_000
 _WATCHED_MS = 15_000  # after the last look
 _LATEST_EVERY_MS = 900  # every second, with some tolerance for an early sample
-_WORTH_A_SHARE_S = 10.0  # in a shorter time the start is nearly all of the cost
 
 
 # --- processes --------------------------------------------------------------------------------------------------------
@@ -39,14 +38,6 @@ class ProcessOwner(NamedTuple):
     name: str | None = None
     user: str | None = None
     ours: bool | None = None
-
-
-def process_words(pid: int, program: str | None, user: str | None) -> str:
-    """Return a process in words, as far as it is known."""
-    words = f"{program or 'process'} {pid}"
-    if user:
-        words += f" of {user}"
-    return words
 
 
 class ProcessLookup:
@@ -73,11 +64,6 @@ class ProcessLookup:
         if is_marked is None and uid == os.getuid():
             return ProcessOwner(name, user)
         return ProcessOwner(name, user, ours=False)
-
-    def describe(self, pid: int) -> str:
-        """Return a process in words."""
-        owner = self.look_up(pid)
-        return process_words(pid, owner.name, owner.user)
 
     def _sees_host(self) -> bool:
         try:
@@ -123,11 +109,6 @@ class ProcessBook(Book):
         self._writer = writer
         self._look_up = look_up
         self._rows: dict[tuple[int, int], dict[str, Any]] = {}  # by device and pid
-
-    def resume(self) -> None:
-        """Continue the rows of a recorder that died."""
-        for row in self._writer.rows_of("process", "ORDER BY first_at_ms"):
-            self._rows[row["device_id"], row["pid"]] = row
 
     def write(self, at_ms: int, readings: Readings, unreadable: Unreadable) -> None:
         """Write the processes of one sample; most samples do not include them."""
@@ -284,15 +265,11 @@ class CostBook(Book):
     def text(self) -> str:
         """The cost so far, as text for the task's log."""
         cpu_s, memory_bytes = self.use()
-        lived_s = max(0, self._at_ms - self.started_at_ms) / 1000
-        samples = "1 sample" if self.effort.ticks == 1 else f"{self.effort.ticks} samples"
-        cpu = f"{cpu_s:.2f} s of CPU"
-        if lived_s >= _WORTH_A_SHARE_S:
-            cpu += f" ({100 * cpu_s / lived_s:.2f} % of a core)"
+        lived_s = max(1, self._at_ms - self.started_at_ms) / 1000
         memory = "?" if memory_bytes is None else f"{memory_bytes / 2**20:.0f}"
         return (
-            f"{samples} with {self.backend()[0]} in {lived_s:.0f} s;"
-            f" {cpu}, {memory} MiB, at most {self.effort.worst_late_s:.3f} s late"
+            f"{self.effort.ticks} samples with {self.backend()[0]} in {lived_s:.0f} s; {cpu_s:.2f} s of CPU"
+            f" ({100 * cpu_s / lived_s:.2f} % of a core), {memory} MiB, at most {self.effort.worst_late_s:.3f} s late"
         )
 
 

@@ -38,7 +38,6 @@ _Place = tuple[int, str | None]  # device, metric (None: all of them)
 # The messages between the wrapper and the recorder, one per line.
 # From the recorder
 #     ready           the first sample is taken
-#     refused WHY     readings cannot be written to the disk
 #     alert JSON      an alert has started or ended
 #     trouble TEXT    a line for the task's log
 #     cost TEXT       what it has used; then
@@ -48,14 +47,13 @@ _Place = tuple[int, str | None]  # device, metric (None: all of them)
 #     work waits      an idle device is worth an alert
 #     work none       it is not
 #     snapshot FILE   copy the rows so far, because no other process may open the recorder's file
-#     stop [FILE]     take a last sample (and a last snapshot)
+#     stop            take a last sample
 #     published       everything is published: exit
 # If the pipe closes without a message, the wrapper is dead.
 MODULE = "badcjobs.telemetry.recorder_process"
 AGAIN = "--again"
 CLOSED = ""
 READY = "ready"
-REFUSED = "refused"
 ALERT = "alert"
 TROUBLE = "trouble"
 COST = "cost"
@@ -220,7 +218,6 @@ class Recorder:
     interval_s: float
     since_ms: int | None = None  # when recording was requested
     again: bool = False  # an earlier recorder has died
-    refused: Callable[[str], None] = lambda reason: None  # called once for each period without writing
     books: Sequence[Book] = ()
     trouble: Callable[[str], None] = lambda text: None
     effort: Effort = field(default_factory=Effort)
@@ -231,15 +228,15 @@ class Recorder:
     def run(self, wait: Callable[[float], bool]) -> None:
         """Record until ``wait(seconds)`` returns True; then take one last sample."""
         start_s = self.clock.monotonic_s()
-        number = expected = 0  # sample numbers: the one to take now, the one after the last taken
+        before_s = start_s - self.interval_s  # when the last sample was taken
+        number = 0
         over = False
         while not over:
             now_s = self.clock.monotonic_s()
-            late_s = now_s - start_s - expected * self.interval_s
-            self.effort.worst_late_s = max(self.effort.worst_late_s, late_s)
-            expected = max(number, int((now_s - start_s) / self.interval_s)) + 1
+            self.effort.worst_late_s = max(self.effort.worst_late_s, now_s - before_s - self.interval_s)
+            before_s = now_s
             self.tick()
-            number = max(expected, int((self.clock.monotonic_s() - start_s) / self.interval_s) + 1)
+            number = max(number, int((self.clock.monotonic_s() - start_s) / self.interval_s)) + 1
             over = wait(start_s + number * self.interval_s - self.clock.monotonic_s())
         self.sampler.reader.force_full_read()  # the last sample includes all metrics
         self.tick(last=True)
@@ -261,9 +258,10 @@ class Recorder:
             self.sampler.gaps.restore()  # rolled back with the rest
             if self._lost.since_ms is None:
                 log.warning("readings cannot be written: %s", error)
+                if not self._lost.reason:  # once: a nearly full disk fails often
+                    self.trouble(f"readings cannot be written: {error}; the telemetry has a gap")
                 since_ms = gap[0] if gap else self._last_ms or at_ms
                 self._lost = replace(self._lost, reason=str(error), since_ms=since_ms)
-                self.refused(str(error))
             return
         if self._lost.since_ms is not None:
             self._lost = replace(self._lost.until(at_ms), since_ms=None)
@@ -307,9 +305,9 @@ class Recorder:
         if late_s <= 1.5 * self.interval_s:  # up to half an interval late is still on time
             return None
         missed = round(late_s / self.interval_s) - 1
-        readings = "1 reading" if missed == 1 else f"{missed} readings"
-        log.warning("the recorder was late and missed %s", readings)
-        return self._last_ms, f"the recorder was late: {readings} missed"
+        reason = f"the recorder was late; readings missed: {missed}"
+        log.warning(reason)
+        return self._last_ms, reason
 
     def _gap_at_start(self, at_ms: int) -> tuple[int, str] | None:
         last_ms = self.writer.last_sample_ms()
@@ -329,12 +327,12 @@ class Sampler:
         self._devices = devices
         self.gaps = gaps
         self.unreadable: Unreadable = {}  # in the last sample
-        self._no_uuid = "no driver library to read it with"  # for example in a container without the library
+        self.no_reader = "no driver library to read it with"  # for example in a container without the library
         if any(device.uuid is None for device in devices):
             try:
                 reader.inventory()
             except ReaderUnavailable as error:
-                self._no_uuid += f": {error}"
+                self.no_reader += f": {error}"
 
     def sample(self, at_ms: int) -> list[tuple[int, Reading]]:
         """Read all devices; a device or metric that cannot be read becomes a gap, never an exception or a zero."""
@@ -344,7 +342,7 @@ class Sampler:
             device_id = device.device_id
             try:
                 if device.uuid is None:
-                    raise DeviceUnreadable(self._no_uuid)
+                    raise DeviceUnreadable(self.no_reader)
                 reading = self.reader.read(device.uuid)
             except DeviceUnreadable as error:
                 unreadable[device_id] = str(error)

@@ -14,7 +14,6 @@ import sqlite3
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -85,12 +84,12 @@ class RecorderProcess:
         self._snapshot: threading.Thread | None = None
         writer = TelemetryWriter(Path(order.recorder_file), order.task_id, shared=order.shared)
         self._writer = writer
+        self._devices = order.devices
         self._sampler = Sampler(reader, order.devices, Gaps(writer, clock.now_ms()))
         lookup = ProcessLookup(wrapper_pid=order.wrapper_pid, marks=order.own_marks)
-        self._alerts = AlertBook(writer, order.devices, order.limits, self._send_alert, lookup.describe)
-        self._processes = ProcessBook(writer, lookup.look_up)
+        self._alerts = AlertBook(writer, order.devices, order.limits, self._send_alert)
         self._cost = CostBook(writer, order.interval_s, clock.now_ms(), lambda: (reader.backend, reader.why))
-        books: list[Book] = [self._alerts, self._processes, SourceBook(writer), self._cost]
+        books: list[Book] = [self._alerts, ProcessBook(writer, lookup.look_up), SourceBook(writer), self._cost]
         if not order.shared:
             books.append(LatestBook(LocalFolder(Path(order.local_folder)), reader))
         self._recorder = Recorder(
@@ -101,7 +100,6 @@ class RecorderProcess:
             interval_s=order.interval_s,
             since_ms=order.asked_at_ms,
             again=again,
-            refused=lambda reason: pipe.send(f"{protocol.REFUSED} {reason}"),
             books=books,
             trouble=lambda text: pipe.send(f"{protocol.TROUBLE} {text}", 0),
             effort=self._cost.effort,
@@ -109,20 +107,13 @@ class RecorderProcess:
 
     def record(self) -> tuple[str, Unwritten]:
         """Take samples until the wrapper stops it; return the last message, and what could not be written."""
-        if self._again:  # continue open alerts and processes, so that they are not reported twice
-            try:
-                self._alerts.resume()
-                self._processes.resume()
-            except (sqlite3.Error, TypeError, ValueError) as error:
-                log.warning("the alerts and processes of the earlier recorder cannot be read: %s", error)
+        if self._again:  # continue open alerts, so that they are not reported twice
+            self._alerts.resume()
         self._recorder.run(self._wait)
         self._reader.close()
         self._pipe.send(f"{protocol.COST} {self._cost.text}", 0)
         if self._snapshot is not None:
             self._snapshot.join()
-        last_copy = self._last_message.removeprefix(protocol.STOP).strip()
-        if last_copy:
-            self._copy(Path(last_copy))
         self._writer.close()
         return self._last_message, self._recorder.unwritten
 
@@ -149,12 +140,11 @@ class RecorderProcess:
                 return True
 
     def _report_unreadable(self) -> None:
-        """Send one sentence per reason, except for lost devices, which are alerts."""
-        for reason, number in Counter(self._sampler.unreadable.values()).items():
-            if "lost" not in reason.lower():
-                devices = "1 device" if number == 1 else f"{number} devices"
-                text = f"{devices} cannot be read: {reason}; the work continues, with a gap in the telemetry"
-                self._pipe.send(f"{protocol.TROUBLE} {text}", 0)
+        """Say how many devices no reader can read; one that is lost later is an alert."""
+        unread = [device for device in self._devices if device.uuid is None]
+        if unread:
+            why = f"{self._sampler.no_reader}; the work continues, with a gap in the telemetry"
+            self._pipe.send(f"{protocol.TROUBLE} devices that cannot be read: {len(unread)}; {why}", 0)
 
     def _send_alert(self, alert: Alert) -> None:
         self._pipe.send(f"{protocol.ALERT} {json.dumps(asdict(alert))}", 0)

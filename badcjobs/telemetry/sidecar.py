@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import re
 import subprocess
 import sys
 import time
@@ -28,11 +26,6 @@ _POLL_S = 0.02
 _ORPHAN_POLL_S = 0.1
 _EXIT_TIMEOUT_S = 2.0
 _SEND_TIMEOUT_S = 1.0
-_SMALLEST_FILE = 65536
-_ERROR = re.compile(
-    r" recorder (ERROR|CRITICAL) |badcjobs: error: |^(Fatal Python error|[\w.]*(Error|Exception|Interrupt|Exit))\b"
-)
-_LINE_START = re.compile(r"^\S+ \S+ recorder [A-Z]+ |^.*(?=badcjobs: error: )")
 
 
 class Sidecar:
@@ -51,7 +44,6 @@ class Sidecar:
         self._process: subprocess.Popen[bytes] | None = None
         self._log_before = 0  # bytes of the log that an earlier recorder has written
         self._pipe: protocol.LinePipe | None = None
-        self._warned = False
         self._answers: dict[str, str] = {}  # message → its last text
         self._start()
 
@@ -93,10 +85,10 @@ class Sidecar:
             time.sleep(_POLL_S)
         return False
 
-    def stop(self, timeout_s: float, *, last_copy: Path | None = None) -> None:
-        """Request a last sample (and a last snapshot) and wait for it; a recorder without one has failed."""
+    def stop(self, timeout_s: float) -> None:
+        """Request a last sample and wait for it; a recorder without one has failed."""
         if self.failure is None:
-            self._send(f"{protocol.STOP} {last_copy or ''}".strip())
+            self._send(protocol.STOP)
             answer = self._wait_for(protocol.STOPPED, timeout_s)
             if answer is not None:
                 self.unwritten = Unwritten(**json.loads(answer))
@@ -183,10 +175,7 @@ class Sidecar:
             return False
         message, _, text = line.partition(" ")
         self._answers[message] = text
-        if message == protocol.REFUSED and not self._warned:  # only once: a nearly full disk fails often
-            self._warned = True
-            log.warning("readings cannot be written: %s; the telemetry has a gap", text)
-        elif message == protocol.TROUBLE:
+        if message == protocol.TROUBLE:
             log.warning("%s", text)
         elif message == protocol.ALERT:
             self._pass_on_alert(text)
@@ -203,25 +192,12 @@ class Sidecar:
                 listener(alert)
 
     def _exit_reason(self) -> str:
-        """Return why the recorder exited, from its exit code and its log."""
+        """Return why the recorder exited: its exit code, and the last line of its log."""
         log_text = ""
-        is_full = False
         with suppress(OSError):  # our folder was removed
             log_text = self._log_file.read_bytes()[self._log_before :].decode(errors="replace")
-            disk = os.statvfs(self._log_file.parent)
-            is_full = disk.f_bavail * disk.f_frsize < _SMALLEST_FILE
-        reason = parse_exit_reason(log_text)
-        if is_full and not log_text:
-            reason = "its disk is full, so there is no error message"
-        return f"the recorder exited with {self._process and self._process.returncode}: {reason}"
-
-
-def parse_exit_reason(text: str) -> str:
-    """Return the line of a recorder's log with the reason of its exit: the last error, or the last line above INFO."""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and " recorder INFO " not in line]
-    errors = [line for line in lines if _ERROR.search(line)]
-    line = (errors or lines or ["no error message"])[-1]
-    return _LINE_START.sub("", line)
+        last_line = log_text.strip().rpartition("\n")[2]
+        return f"the recorder exited with {self._process and self._process.returncode}: {last_line or 'no message'}"
 
 
 def wait_for_orphans(tasks_folder: Path, clock: Clock, timeout_s: float) -> None:

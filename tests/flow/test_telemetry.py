@@ -76,7 +76,7 @@ def test_devices_are_recorded_with_their_alerts_and_processes_and_the_recorders_
     assert rows(out, alerts) == [
         (0, "thermal", "warning", "device 0 is at 71 °C; the limit is 60 °C", None),
         (1, "fault", "critical", "device 1 reports Xid 31", 1),
-        (1, "lost", "critical", "device 1 can no longer be read: GPU is lost (simulated)", 1),
+        (1, "lost", "critical", "device 1 cannot be read: GPU is lost (simulated)", 1),
     ]
     said = re.findall(r"alert (ended|\(\w+\))", done.stderr)
     assert sorted(said) == ["(fault)", "(lost)", "(thermal)", "ended", "ended"]

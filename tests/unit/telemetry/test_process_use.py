@@ -56,12 +56,11 @@ def test_a_process_is_accused_only_if_it_is_surely_not_ours(tmp_path):
     assert lookup().look_up(2**22 + 1) == ProcessOwner(None, None, None), "it does not exist here"
 
 
-# Two recorders: second → device → what it lists, each a pid, perhaps bytes and percent
-FEEDS = [
-    {0: {1: [(10, 100, 40)], 2: [(20, 50)]}, 1: {1: None}, 5: {1: [(10, 900, 50), (20, 1), (30,)], 2: []},
-     10: {1: [(10, 300)], 2: []}},
-    {20: {1: [(10, 4), (30, 2)]}, 80: {1: [(10, 7)]}, 140.001: {1: [(10, 1)]}},
-]  # fmt: skip
+# Second → device → what it lists, each a pid, perhaps bytes and percent
+FEEDS = {
+    0: {1: [(10, 100, 40)], 2: [(20, 50)]}, 1: {1: None}, 5: {1: [(10, 900, 50), (20, 1), (30,)], 2: []},
+    10: {1: [(10, 300)], 2: []}, 20: {1: [(10, 4), (30, 2)]}, 80: {1: [(10, 7)]}, 140.001: {1: [(10, 1)]},
+}  # fmt: skip
 
 
 def test_a_process_has_one_row_per_device_and_one_sample_per_reading(tmp_path, pages):
@@ -73,17 +72,14 @@ def test_a_process_has_one_row_per_device_and_one_sample_per_reading(tmp_path, p
         asked.append(pid)
         return people.get(pid, ProcessOwner())
 
-    for feeds in FEEDS:
-        with closing(TelemetryWriter(path, 77)) as writer:
-            book = room.ProcessBook(writer, look_up)
-            if asked:
-                book.resume()
-            for second, devices in feeds.items():
-                lists = {n: said and [ProcessReading(*one) for one in said] for n, said in devices.items()}
-                with writer.batch():
-                    readings = [(device, Reading(processes=listed)) for device, listed in lists.items()]
-                    book.write(START_MS + round(1000 * second), readings, {})
-                book.written()
+    with closing(TelemetryWriter(path, 77)) as writer:
+        book = room.ProcessBook(writer, look_up)
+        for second, devices in FEEDS.items():
+            lists = {n: said and [ProcessReading(*one) for one in said] for n, said in devices.items()}
+            with writer.batch():
+                readings = [(device, Reading(processes=listed)) for device, listed in lists.items()]
+                book.write(START_MS + round(1000 * second), readings, {})
+            book.written()
     assert asked == [10, 20, 30, 10], "each is looked up once"
     found = """SELECT device_id, pid, name, user, ours, (first_at_ms - ?1) / 1000.0, (last_at_ms - ?1) / 1000.0,
                       memory_peak_bytes FROM process ORDER BY first_at_ms, device_id, pid"""

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rooms import telemetry as room
-from rooms.devices import NoReader, SimulatedDevice, SimulatedReader, simulated_uuid
+from rooms.devices import NoReader, SimulatedDevice, SimulatedReader, simulated_devices, simulated_uuid
 from rooms.model import HostReading, Reading
 from support.databases import query
 from support.hand_clock import HandClock, ScriptedReader
@@ -97,7 +97,7 @@ class Bench:
         return HostReading(10.0, 2**30, 2**34)
 
     def simulated(self, *devices, count=1):
-        return SimulatedReader(count, devices, clock=self.clock, started_at_ms=self.clock.now_ms())
+        return SimulatedReader(simulated_devices(count, devices), clock=self.clock, started_at_ms=self.clock.now_ms())
 
     def scripted(self, script):
         return ScriptedReader(self.clock, lambda uuid, second: script(second))
@@ -286,7 +286,8 @@ def test_a_book_that_fails_is_reported_once_and_costs_no_sample(bench, error):
     bench.run(3, bench.scripted(from_gpm))
     metrics = query(bench.path, "SELECT metric FROM metric_source")
     if error is DISK:
-        assert (bench.seconds(), bench.trouble, metrics) == ([], [], [])
+        trouble = ["readings cannot be written: database or disk is full; the telemetry has a gap"]
+        assert (bench.seconds(), bench.trouble, metrics) == ([], trouble, [])
         assert bench.recorder.unwritten.reason == "database or disk is full"
     else:
         assert (bench.seconds(), bench.gaps(), len(bench.trouble)) == ([0, 1, 2, 3, 3.5], [], 1)
@@ -307,11 +308,6 @@ def test_where_a_metric_comes_from_is_written_once_and_when_it_changes(bench):
     bench.run(6, bench.scripted(from_gpm))
     rows = query(bench.path, "SELECT metric, source, (from_ms - ?) / 1000.0 FROM metric_source", bench.start_ms)
     assert rows == [("busy_percent", "gpm", 2.0), ("busy_percent", "processes", 4.0)]
-
-
-def test_the_reason_why_a_recorder_ended_is_found_in_its_log(pages):
-    logs = (DATA / "recorder_logs.txt").read_text().split("\n---\n")[1:]
-    pages({"reasons.txt": "\n---\n".join(f"{log}\n→ {room.parse_exit_reason(log)}" for log in ["", *logs])})
 
 
 def test_the_share_of_the_processor_is_known_from_the_second_reading_on(tmp_path):
