@@ -79,7 +79,7 @@ class Records:
         self.claim_file: Path | None = None  # the recorder gives it back if we are killed
         self._calls: AlertCommand | None = None
         self._usage: UsageWatch | None = None
-        self._readings = RecorderHalf(self.local, shared=self._live.shared)
+        self._readings = RecorderHalf(self.local, target, shared=self._live.shared)
         self.readings_at_hand = self._readings.uri_at_hand
 
     def begin(self, *, engine: str | None, telemetry: bool, end: EndTime | None = None) -> None:
@@ -197,7 +197,7 @@ class Records:
         if self._publisher is not None:
             self._publisher.stop()
         if self.recorder is not None:
-            self.recorder.stop(_SIDECAR_TIMEOUT_S)
+            self.recorder.stop(_SIDECAR_TIMEOUT_S, last_copy=self._readings.last_copy)
             self._write_gaps(self.recorder)
         if self._usage is not None:
             self._usage.finish()
@@ -211,6 +211,7 @@ class Records:
         if self.recorder is not None:
             self.recorder.release()
         if published:  # at once: Slurm may be about to kill us
+            self._readings.beside_target.unlink(missing_ok=True)
             self.local.remove()
 
         if self.recorder is not None:
@@ -244,21 +245,23 @@ def _warned(what: str) -> Iterator[None]:
 class RecorderHalf:
     """The recorder's half of a publication: its file if it is safe to open, else a snapshot that the recorder makes.
 
-    It is not safe on a shared filesystem while the recorder writes.
+    It is not safe on a shared filesystem while the recorder writes. It is not possible if the node-local folder was
+    removed: then the file has no name any more, but the recorder still has it open.
     """
 
-    def __init__(self, local: LocalFolder, *, shared: bool) -> None:
+    def __init__(self, local: LocalFolder, target: Path, *, shared: bool) -> None:
         self.recorder: Sidecar | None = None  # None: it was not started yet
         self._local = local
         self._shared = shared
         self._timeout_s = _SNAPSHOT_TIMEOUT_S
+        self.beside_target = target.with_name(f".{target.name}.recorder.tmp")
 
     def uri(self, workplace: Path) -> str | None:
         """Return the URI of the recorder's rows, with a new snapshot if needed; None: there are none."""
         if self.recorder is None:
             return None
-        if self._shared and not self.recorder.over:
-            has_answered = self.recorder.request_snapshot(self._local.recorder_snapshot, self._timeout_s)
+        if not self.recorder.over and (self._shared or self._is_removed):
+            has_answered = self.recorder.request_snapshot(self._snapshot, self._timeout_s)
             self._timeout_s = _SNAPSHOT_TIMEOUT_S if has_answered else _SHORT_TIMEOUT_S
         return self._at_hand(workplace)
 
@@ -270,9 +273,23 @@ class RecorderHalf:
             return None
 
     def _at_hand(self, workplace: Path) -> str | None:
-        if self._shared and self.recorder is not None and not self.recorder.over:
-            return LiveHalf(self._local.recorder_snapshot, "sealed")(workplace)
+        writes_on = self.recorder is not None and not self.recorder.over
+        if self._is_removed or (self._shared and writes_on):
+            return LiveHalf(self._snapshot, "sealed")(workplace)
         return left_behind(self._local.recorder_file, shared=self._shared)(workplace)
+
+    @property
+    def last_copy(self) -> Path | None:
+        """Where the recorder must copy its readings before it closes a file without a name; None: not needed."""
+        return self.beside_target if self._is_removed else None
+
+    @property
+    def _is_removed(self) -> bool:
+        return not self._local.path.exists()
+
+    @property
+    def _snapshot(self) -> Path:
+        return self.beside_target if self._is_removed else self._local.recorder_snapshot
 
 
 # --- badcjobs record: the recorder alone, or around any command -----------------------------------------------------

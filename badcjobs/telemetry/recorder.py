@@ -47,7 +47,7 @@ _Place = tuple[int, str | None]  # device, metric (None: all of them)
 #     work waits      an idle device is worth an alert
 #     work none       it is not
 #     snapshot FILE   copy the rows so far, because no other process may open the recorder's file
-#     stop            take a last sample
+#     stop [FILE]     take a last sample (and a last snapshot)
 #     published       everything is published: exit
 # If the pipe closes without a message, the wrapper is dead.
 MODULE = "badcjobs.telemetry.recorder_process"

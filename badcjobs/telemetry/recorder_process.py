@@ -114,6 +114,9 @@ class RecorderProcess:
         self._pipe.send(f"{protocol.COST} {self._cost.text}", 0)
         if self._snapshot is not None:
             self._snapshot.join()
+        last_copy = self._last_message.removeprefix(protocol.STOP).strip()
+        if last_copy:
+            self._copy(Path(last_copy))
         self._writer.close()
         return self._last_message, self._recorder.unwritten
 

@@ -85,10 +85,10 @@ class Sidecar:
             time.sleep(_POLL_S)
         return False
 
-    def stop(self, timeout_s: float) -> None:
-        """Request a last sample and wait for it; a recorder without one has failed."""
+    def stop(self, timeout_s: float, *, last_copy: Path | None = None) -> None:
+        """Request a last sample (and a last snapshot) and wait for it; a recorder without one has failed."""
         if self.failure is None:
-            self._send(protocol.STOP)
+            self._send(f"{protocol.STOP} {last_copy or ''}".strip())
             answer = self._wait_for(protocol.STOPPED, timeout_s)
             if answer is not None:
                 self.unwritten = Unwritten(**json.loads(answer))

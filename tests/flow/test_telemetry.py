@@ -174,8 +174,6 @@ def test_what_cannot_be_recorded_is_refused_before_the_command(site, out, pages)
     (site.folder / "open.toml").write_text(f'[alerts]\ncommand = "\'tell {SECRET}"\n')
     assert site.badcjobs("record", "--out", out, "--simulate", 1, "--duration", 0.1).exit_code == 0
     before = out.read_bytes()
-    (site.folder / "link.sqlite").symlink_to(out)
-    (site.folder / "twin.sqlite").hardlink_to(out)
     commands = (DATA / "record_commands.txt").read_text().format(out=out).splitlines()[2:]
     environs = [{**no_driver(), "PATH": "/nowhere"} if "--simulate" not in one else {} for one in commands]
     outcomes = site.badcjobs_each([("record", *one.split()) for one in commands], environs)
@@ -186,7 +184,7 @@ def test_what_cannot_be_recorded_is_refused_before_the_command(site, out, pages)
     assert "xyzzy" not in text
     pages({"refused.txt": text})
     assert not [name for name in ("ran", "new.sqlite") if (site.folder / name).exists()]
-    assert out.read_bytes() == before and (site.folder / "link.sqlite").is_symlink()
+    assert out.read_bytes() == before
     assert site.badcjobs("record", "--out", out, "--simulate", 1, "--duration", 0.1, "--force").exit_code == 0
     assert out.read_bytes() != before
 
