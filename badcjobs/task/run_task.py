@@ -204,13 +204,19 @@ def list_work(task: Task) -> None:
     task.writer.update_task(shard_index=shard.index, shard_count=shard.count)
 
     log.info("source: %s; shard %s: %s", ", ".join(sources.descriptions), shard, count(rows, "chunk"))
+    report_remarks(task, remarks)
+
+
+def report_remarks(task: Task, remarks: Remarks) -> None:
+    """Log what is remarkable about our part of the source: missing audio, gaps, places, files that are left out."""
     for line in remarks.lines():
         log.warning("%s", line)
     for line in (*remarks.notes(), *gap_lines(task.writer.name_gaps(), task.settings.patterns)):
         log.info("%s", line)
     places = task.writer.count_places()
     if places is not None:
-        log.log(logging.WARNING if places.left_out else logging.INFO, "places: %s", place_words(places))
+        level = logging.WARNING if places.left_out else logging.INFO
+        log.log(level, "places: %s", place_words(places))
     if remarks.left_out:
         log.info("left out: %s", left_out_words(remarks.left_out))
     for ending, files in remarks.left_out.items():
@@ -284,7 +290,8 @@ def plan_workers(task: Task) -> Autoscaler:
     cpu_workers = 0
     if task.pending > 0:
         devices = [(writer.device_id(device), device) for device in task.devices]
-        cpu_workers = 0 if grant.devices else settings.cpu_workers
+        if not grant.devices:
+            cpu_workers = settings.cpu_workers
     # The server of a site's MPS daemon is the one process that may use an exclusive device.
     is_shared = settings.mps != "off" and find_site_pipe(task.world.environ) is not None
     engine = task.resolved.engine
