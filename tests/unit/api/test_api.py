@@ -38,15 +38,17 @@ def test_devices_are_picked_under_the_lock_of_gpus_free(tmp_path, monkeypatch):
         scores = {device.uuid: device.score for device in badcjobs.list_devices()}
         assert [device.uuid for device in mine] == sorted(scores, key=scores.get, reverse=True)[:2]
         clock = SystemClock()
-        looking = (StandIn(), DeviceRequest(1), DeviceLocks(tmp_path, clock, None), Waiting(clock, print))
-        (other,) = list_free({}, *looking).devices
+        with DeviceLocks(tmp_path, clock, "gpus --free") as locks:
+            (other,) = list_free({}, StandIn(), DeviceRequest(1), locks, Waiting(clock, print)).devices
         assert other.uuid not in [device.uuid for device in mine]
-        with pytest.raises(NotHere, match=r"(?s)is locked by run of .*try: pick_devices\(2, wait_s=600\)"):
+        with pytest.raises(
+            NotHere, match=r"(?s)is locked by run of .*try: fewer devices, weaker limits, or wait_s=600"
+        ):
             badcjobs.pick_devices(2, wait_s=0.2, check_every_s=0.1)
     badcjobs.pick_devices(3).release()
     assert len([badcjobs.pick_devices(2, simulate=2) for _ in range(2)]) == 2, "simulated ones are never locked"
     for never in ({"count": 4}, {"min_memory_mib": 10**6}):
-        with pytest.raises(NotHere, match=r"(?s)GPU.*try: fewer devices or weaker limits"):
+        with pytest.raises(NotHere, match=r"(?s)GPU.*try: fewer devices, weaker limits"):
             badcjobs.pick_devices(**never, simulate=3)
     for wrong in ({"count": 0}, {"count": True}, {"max_utilization": 101}, {"wait_s": float("inf")}, {"wait_s": -1}):
         with pytest.raises(ValueError, match="not valid"):
