@@ -251,8 +251,6 @@ class Stretches:
     to_ms: Sequence[int]
     states: Sequence[str]  # the longest state of each stretch
     metrics: Mapping[str, Envelope]  # one for each of CHARTED
-    # Short stretches with several states: position → state → seconds.
-    mixed: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

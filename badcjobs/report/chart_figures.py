@@ -85,7 +85,6 @@ class Runs(NamedTuple):
     left_ms: Whole
     right_ms: Whole
     state: Whole  # place in STATES
-    joined: int  # so many neighbouring stretches were merged into one
 
 
 def timeline(runs: Runs, rows: int, times: Any) -> Figure:
@@ -157,8 +156,7 @@ def metric(form: MetricForm, times: Any) -> Figure:
     """Return one metric over time: a line for the mean, and a band from smallest to largest."""
     name = form.name
     plot = _figure(name, times, models.Range1d(form.bottom, form.top, bounds=(form.bottom, form.top)), 230)
-    for band, alpha in (("band", 0.2), ("inner", 0.25)):
-        plot.patch("x", "y", source=_empty(f"{name}-{band}", "xy"), fill_color=_LINE, fill_alpha=alpha, line_color=None)
+    plot.patch("x", "y", source=_empty(f"{name}-band", "xy"), fill_color=_LINE, fill_alpha=0.2, line_color=None)
     plot.line("x", "y", source=_empty(f"{name}-mean", "xy"), line_color=_LINE, line_width=1.8)
     source = _empty(f"{name}-hover", ("left", "right", "low", "mean", "high", "floor", "roof"))
     bars = plot.quad(

@@ -196,7 +196,7 @@ def device_table(summary: Summary, most: int = MOST_ROWS) -> Table:
         "samples",
         "gaps",
     )
-    rows = [_device_row(device) for device in sorted(devices, key=_device_rank)[:most]]
+    rows = [_device_row(device) for device in sorted(devices, key=trouble_rank)[:most]]
     caption = _caption("Devices", len(devices), "device_summary", most)
     table = Table("device-table", caption, heads, rows, of=len(devices))
     one_model = len({device.name for device in devices}) == 1
@@ -234,7 +234,7 @@ def _device_row(device: DeviceFacts) -> Row:
     )
 
 
-def _device_rank(device: DeviceFacts) -> tuple[bool, float]:
+def trouble_rank(device: DeviceFacts) -> tuple[bool, float]:
     """Return the sort key of a device: failed or lost work first, then the least busy."""
     trouble = device.work.gave_up or device.work.failed or device.work.lost
     busy = device.busy_mean_percent

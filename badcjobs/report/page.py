@@ -51,7 +51,6 @@ _HOW_TO_READ = (
     "The line is the mean; the band goes from the smallest to the largest reading. A dashed line is the limit of the "
     "device."
 )
-_OF_ALL = " For all devices together, the darker band contains four out of five devices."
 _HOW_TO_ZOOM = (
     "Drag across a chart to zoom in, double-click to show all; or select a chart and use the keys + − ← → and 0. Point "
     "at it to see the numbers. All charts over time move together. Times are in UTC."
@@ -247,12 +246,9 @@ def _load(summary: Summary, drawn: Charts | None) -> Section | None:
             spoken = f"{name} over time; see the table “The same in numbers” below the charts."
             chart = figure(metric, drawn.places[metric], spoken, over_time=True)
         charts += f"<div><h3>{escape(name)}</h3>{chart}</div>"
-    how_to_read = _HOW_TO_READ
-    if len(summary.devices) > 1:
-        how_to_read += _OF_ALL
     body = (
         f'<div class="bar controls"><label>Show <select id="pick"></select></label>{_TIME}</div>'
-        f'{paragraph(how_to_read, "quiet")}<div class="charts">{charts}</div>'
+        f'{paragraph(_HOW_TO_READ, "quiet")}<div class="charts">{charts}</div>'
     )
     table = tables.reading_table(summary)
     if table.rows:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
 from badcjobs.model import not_none
-from badcjobs.report.rules import NOTE, PROBLEM, WARNING, Cases, Rule, labels, node_figures, say, share, topic
+from badcjobs.report.rules import NOTE, PROBLEM, WARNING, Cases, Rule, labels, node_figures, share, topic
 from badcjobs.report.summary import Summary, count_devices, devices_words
 from badcjobs.store.connect import grouped
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
@@ -21,7 +20,7 @@ _LOST = Rule(
     PROBLEM,
     when="lost",
     says="{alert.devices:count GPU} stopped answering.",
-    evidence=("{alert.alerts:count alert}{longest} on {nodes:count node}", "{alert.example}", "{spread}"),
+    evidence=("{alert.alerts:count alert} on {nodes:count node}", "{alert.example}", "{spread}"),
     fix="Report {nodes:this node|these nodes} to the site{avoid}.",
     excludes=True,
 )
@@ -58,7 +57,6 @@ def _broken(facts: JobFacts, summary: Summary) -> Cases:
         yield {
             alert.kind: True,
             "alert": alert,
-            "longest": say(" (longest {s:duration})", {"s": alert.longest_s}) if alert.longest_s else "",
             "subjects": facts.alert_nodes.get(alert.kind, ()),
             **node_figures(at, facts),
         }
@@ -82,7 +80,7 @@ _CAPPED = 0.3
 _CAPPED_CLOCK = 0.8
 _CLOCKS = (
     "{of_time} of {seen_s:gpu_time} with a reduced clock",
-    "median clock of the slowest GPU: {clock} MHz; highest clock of this model in the job: {reached} MHz",
+    "clock of the slowest GPU: median {slowest.p50:round} MHz, highest {slowest.maximum:round} MHz",
 )
 
 
@@ -145,13 +143,8 @@ def _throttled(facts: JobFacts, samples_of: Callable[[DeviceFacts], int]) -> Cas
     seen_s = sum(device.span_s or 0.0 for device in slowed)
     clocked = [device for device in slowed if "sm_clock_mhz" in device.metrics]
     slowest = min(clocked, key=lambda device: device.metrics["sm_clock_mhz"].p50, default=None)
-    clocks: dict[str, str | None] = {"clock": None, "reached": None}
-    if slowest is not None:
-        lowest = slowest.metrics["sm_clock_mhz"].p50
-        highest = _highest_clock(slowest.name, facts)
-        clocks = {"clock": f"{lowest:,.0f}", "reached": f"{highest:,.0f}"}
     yield {
-        **clocks,
+        "slowest": slowest and slowest.metrics["sm_clock_mhz"],
         "many": count_devices(slowed),
         "of_time": share(slowed_s, seen_s),
         "seen_s": seen_s,
@@ -160,11 +153,6 @@ def _throttled(facts: JobFacts, samples_of: Callable[[DeviceFacts], int]) -> Cas
         "subjects": labels(slowed),
         **node_figures((device.node for device in slowed), facts),
     }
-
-
-def _highest_clock(model: str | None, facts: JobFacts) -> float:
-    metrics = [device.metrics for device in facts.devices if device.name == model]
-    return max(clocks["sm_clock_mhz"].maximum for clocks in metrics if "sm_clock_mhz" in clocks)
 
 
 # --- other processes --------------------------------------------------------------------------------------------------
@@ -207,7 +195,6 @@ def _foreign(facts: JobFacts, summary: Summary) -> Cases:
 # --- devices and nodes that are slower than their peers (same model, same work) ---------------------------------------
 
 LEAST_PEERS = 4  # with fewer it is not clear which device is the slow one
-_LEAST_NODES = 3
 LEAST_TRIES = 10
 _LEAST_S = 60.0
 _SLOW = 0.75  # of the median
@@ -288,52 +275,28 @@ def find_stragglers(peers: Sequence[Peer]) -> list[Peer]:
     return sorted(slow, key=lambda peer: peer.rate)
 
 
-_SLOW_DEVICE = Rule(
-    "straggler_device",
-    "{severity}",
-    says="{devices:count device} {devices:is|are} slower than {devices:its|their} peers: the slowest reaches"
-    " {percent:round} % of the median speed.",
-    evidence=(
-        "slowest: {worst.label}, {rate} {worst.unit}",
-        "median of {peers:count device} ({model}): {middle} {worst.unit}",
-        "reason for its reduced clock: {worst.held_back:?}",
-        "{spread}",
-    ),
-    fix="If this happens again, exclude the node and report it to the site. Look for heat, a busy disk, or other jobs.",
-    excludes=True,
-)
-
-
 @topic(
-    _SLOW_DEVICE._replace(
-        kind="straggler_node",
-        when="of_node",
-        says="{nodes:count node} {nodes:is|are} slower than {nodes:its|their} peers: the slowest device reaches"
+    Rule(
+        "straggler_device",
+        "{severity}",
+        says="{devices:count device} {devices:is|are} slower than {devices:its|their} peers: the slowest reaches"
         " {percent:round} % of the median speed.",
-    ),
-    _SLOW_DEVICE,
+        evidence=(
+            "slowest: {worst.label}, {rate} {worst.unit}",
+            "median of {peers:count device} ({model}): {middle} {worst.unit}",
+            "reason for its reduced clock: {worst.held_back:?}",
+            "{spread}",
+        ),
+        fix="If this happens again, exclude the node and report it to the site. Look for heat, a busy disk, or other"
+        " jobs.",
+        excludes=True,
+    )
 )
 def _slow(facts: JobFacts, summary: Summary) -> Cases:
-    """Yield nodes whose devices are all slow, then single slow devices."""
     for peers in peer_groups(facts.tasks, facts.devices):
         stragglers = find_stragglers(peers)
-        slow_nodes = _slow_nodes(peers, stragglers)
-        of_slow_nodes = [peer for peer in stragglers if peer.node in slow_nodes]
-        single = [peer for peer in stragglers if peer.node not in slow_nodes]
-        if of_slow_nodes:
-            figures = _slow_figures(of_slow_nodes, peers, facts)
-            yield {**figures, "of_node": True, "subjects": sorted(figures["at"])}
-        if single:
-            yield {**_slow_figures(single, peers, facts), "of_node": False, "subjects": [peer.label for peer in single]}
-
-
-def _slow_nodes(peers: Sequence[Peer], stragglers: Sequence[Peer]) -> set[str]:
-    """Return the nodes whose devices (two or more) are all slow; with two nodes it is not clear which one is."""
-    devices = Counter(peer.node for peer in peers)
-    if len(devices) < _LEAST_NODES:
-        return set()
-    slow = Counter(peer.node for peer in stragglers)
-    return {node for node, many in slow.items() if many == devices[node] > 1}
+        if stragglers:
+            yield _slow_figures(stragglers, peers, facts)
 
 
 def _slow_figures(slow: Sequence[Peer], peers: Sequence[Peer], facts: JobFacts) -> dict[str, Any]:
@@ -350,6 +313,7 @@ def _slow_figures(slow: Sequence[Peer], peers: Sequence[Peer], facts: JobFacts) 
         "rate": number(worst.rate, digits),
         "middle": number(middle, digits),
         "cost_s": sum(peer.working_s * (1 - peer.rate / middle) for peer in slow),
+        "subjects": [peer.label for peer in slow],
         **node_figures((peer.node for peer in slow), facts),
     }
 
@@ -362,19 +326,26 @@ _ENERGY = 0.05
 _ENERGY_S = 120.0
 
 
+_GAPS = Rule(
+    "telemetry_gaps",
+    "{severity}",
+    says="There are no readings for {of_time} of the GPU time.",
+    evidence=(
+        "{total_s:gpu_time} of {all_s:gpu_time} without readings",
+        "{blind:whole?} of {followed} without any reading",
+        "{reasons}",
+    ),
+    fix="The numbers of these devices cover only the rest of the time.",
+)
+
+
 @topic(
-    Rule(
-        "telemetry_gaps",
-        "{severity}",
-        says="There are no readings for {of_time} of the GPU time.",
-        evidence=(
-            "{total_s:gpu_time} of {all_s:gpu_time} without readings",
-            "{blind:whole} of {followed} without any reading",
-            "{reasons}",
-        ),
-        fix="The numbers of these devices cover only the rest of the time.{library}",
-        lines=("{gpus}",),
-    )
+    _GAPS._replace(
+        when="blind",
+        fix="The numbers do not cover devices without readings. In a container, use --nv to make GPUs readable.",
+        lines=("badcjobs gpus",),
+    ),
+    _GAPS,
 )
 def _gaps(facts: JobFacts, summary: Summary) -> Cases:
     tasks = {task.name: task for task in facts.tasks}
@@ -386,17 +357,13 @@ def _gaps(facts: JobFacts, summary: Summary) -> Cases:
         return
     blind = sum(not device.samples for device in followed)
     gaps = [gap for gap in facts.gaps if gap.metric is None][:3]
-    no_library = any("library" in gap.reason for gap in gaps)
     worst_first = sorted(followed, key=lambda device: -gap_s[device.device_id])
     yield {
         "severity": WARNING if blind or total_s > 0.5 * all_s else NOTE,
         "of_time": share(total_s, all_s),
         "total_s": total_s,
         "all_s": all_s,
-        "blind": blind or None,
-        # Without the driver's library a container may be the cause; never where the recorder was only slow to start.
-        "library": " In a container, use --nv to make GPUs readable." if no_library else "",
-        "gpus": "badcjobs gpus" if no_library or blind else None,
+        "blind": blind,
         "followed": devices_words(followed),
         "reasons": [f"{count(gap.gaps, 'gap')}, {number(gap.seconds, 0)} s: {gap.reason}" for gap in gaps],
         "subjects": labels(device for device in worst_first if gap_s[device.device_id] > 0),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,29 +10,19 @@ from typing import Any
 from badcjobs.model import TaskKey, not_none
 from badcjobs.model.decisions import Code
 from badcjobs.report.progress import KILLED, RUNNING, SILENT
-from badcjobs.report.rules import NOTE, PROBLEM, WARNING, Cases, Rule, say, severity_of, share, topic
+from badcjobs.report.rules import NOTE, PROBLEM, WARNING, Cases, Rule, severity_of, share, topic
 from badcjobs.report.rules_requests import needed_more
 from badcjobs.report.summary import Summary
 from badcjobs.store.connect import grouped
-from badcjobs.store.read_model import ErrorFacts, FailedChunk, JobFacts, TaskFacts
-from badcjobs.words import count, indices, moment, number, period
+from badcjobs.store.read_model import FailedChunk, JobFacts, TaskFacts
+from badcjobs.words import count, number
 
 _LOST_S = 60.0  # of GPU time
 _LOST = 0.02  # of the GPU time, as well
 _AGAIN = 0.1  # of the chunks
-_LOSSY = ("salvaged", "kept", "skipped")  # status of files with rows that may be missing
 _LIMITS = (Code.LIMIT_LEARNED, Code.LIMIT_PROBED, Code.LIMIT_MET)
-_NOTES = 3  # most notes of an emulation in the evidence
-_THEN = "Read {log}, then do what is under “next”."  # which has the command, and whether to wait for the queue
-
-
-def _log_of(tasks: Sequence[TaskFacts], summary: Summary) -> str:
-    """Return where tasks say why they ended: an emulation, or a run without Slurm, has only the task log."""
-    if summary.completeness.missing_notes or summary.completeness.finish_by == "emulate":
-        return "the end of the task log"
-    if tasks and all(task.is_local for task in tasks):
-        return "the end of the task log"
-    return "the Slurm output file"
+_LISTED = 3  # files, or remarks of an emulation, in the evidence
+_READ_LOG = "Read the task log or the Slurm output file, then do what is under “next”."
 
 
 # --- tasks whose database is damaged or missing -----------------------------------------------------------------------
@@ -43,30 +32,15 @@ def _log_of(tasks: Sequence[TaskFacts], summary: Summary) -> str:
     Rule(
         "damaged_files",
         PROBLEM,
-        says="{s.facts.lossy_files:count task_database} could not be read completely{examples}.",
-        evidence=("{statuses}",),
-        fix="Rows of {s.facts.lossy_files:it|them} may be missing; the reason is at the name of the file. {todo}",
+        says="{s.facts.lossy_files:count task_database} could not be read completely.",
+        evidence=("{files}",),
+        fix="Rows may be missing. If chunks are left, do what is under “next”: it repeats only those without a result.",
     )
 )
 def _damaged(facts: JobFacts, summary: Summary) -> Cases:
-    if not facts.lossy_files:
-        return
-    statuses = {path: remark.partition(":")[0] for path, remark in _lossy_files(facts)}
-    examples = ", ".join([*statuses][:1])
-    if examples and facts.lossy_files > 1:
-        examples += f" and {facts.lossy_files - 1:,} more"
-    todo = "Do what is under “next”: it repeats only chunks without a result."
-    if summary.verdict == "done":
-        todo = "Every chunk has a result."
-    yield {
-        "examples": f": {examples}" if examples else "",
-        "statuses": ", ".join(f"{many:,} {status}" for status, many in Counter(statuses.values()).items()),
-        "todo": todo,
-    }
-
-
-def _lossy_files(facts: JobFacts) -> list[tuple[str, str]]:
-    return [(path, remark) for path, remark in facts.file_remarks if remark.startswith(_LOSSY)]
+    if facts.lossy_paths:
+        remarks = dict(facts.file_remarks)
+        yield {"files": [f"{path}: {remarks[path]}" for path in facts.lossy_paths[:_LISTED]]}
 
 
 @topic(
@@ -74,60 +48,34 @@ def _lossy_files(facts: JobFacts) -> list[tuple[str, str]]:
         "tasks_missing",
         PROBLEM,
         says="{missing:count array_task} left no database.",
-        evidence=("{where}", "{s.tasks:count task} left a database"),
-        fix="{missing:It|They} never started, or could not write. " + _THEN,
+        evidence=("array index {which:indices}", "{notes}", "{s.tasks:count task} left a database"),
+        fix="{missing:It|They} never started, or could not write. " + _READ_LOG,
     )
 )
 def _missing(facts: JobFacts, summary: Summary) -> Cases:
     queued = summary.queue is not None and summary.queue.waiting
     if queued or summary.tasks_by_verdict.get(RUNNING) or facts.merged.closed:
         return  # the missing ones may still be in the queue, or in a folder that cannot be read
-    damaged = not_none(TaskKey.parse(Path(path).stem) for path, _ in _lossy_files(facts))
+    damaged = not_none(TaskKey.parse(Path(path).stem) for path in facts.lossy_paths)
     missing = sorted({*summary.tasks_missing} - {key.array_index for key in damaged})
-    if not missing:
-        return
-    proof = summary.completeness
-    notes = zip(proof.missing_notes, proof.missing_indices, strict=False)  # by an emulation
-    by_note = grouped((note, index) for note, index in notes if index in missing)
-    lines = [f"array index {indices(at)}: {note}" for note, at in by_note.items()]
-    if len(lines) > _NOTES:
-        rest = [index for at in [*by_note.values()][_NOTES:] for index in at]
-        lines = [*lines[:_NOTES], f"array index {indices(rest)}: see their logs"]
-    yield {
-        "missing": len(missing),
-        "where": lines or [f"array index {indices(missing)}"],
-        "log": _log_of((), summary),
-    }
+    if missing:
+        notes = dict.fromkeys(summary.completeness.missing_notes)  # by an emulation
+        yield {"missing": len(missing), "which": tuple(missing), "notes": [*notes][:_LISTED]}
 
 
 # --- tasks that did not end by themselves -----------------------------------------------------------------------------
+
+_CONTINUED = "Nothing to do about these tasks: other attempts have taken over their work."
 
 
 def _unended(tasks: Sequence[TaskFacts], facts: JobFacts, summary: Summary) -> dict[str, Any]:
     """Return what is left of the work of these tasks, and whether other tasks continue it."""
     left = sum(task.pending for task in tasks)
-    unfinished = summary.verdict == "stopped" and not _followed(tasks, facts)
-    todo = "Nothing is left to do."
-    followers = "other tasks have done their work"
-    if summary.left and summary.tasks_by_verdict.get(RUNNING):
-        todo = "There is nothing to do."
-        followers = "{many:another attempt has taken over its|other attempts have taken over their} work"
-    elif summary.left:
-        todo = "The rest is under “next”."
-        followers = "{many:a later attempt continued and has|later attempts continued and have} ended, too"
-    rest = ""
-    if left:
-        rest = "; {left:count chunk} left"
-    elif not unfinished:
-        rest = f"; {followers}"
     return {
         "many": len(tasks),
-        "left": left,
         "of": f"{len(tasks):,} of " if len(tasks) < len(facts.tasks) else "",
-        "unfinished": unfinished,
-        "rest": say(rest, {"many": len(tasks), "left": left}),
-        "todo": todo,
-        "log": _log_of(tasks, summary),
+        "unfinished": summary.verdict == "stopped" and not _followed(tasks, facts),
+        "rest": f"; {count(left, 'chunk')} left" if left else "",
         "subjects": [task.name for task in tasks],
     }
 
@@ -146,73 +94,57 @@ def _followed(tasks: Sequence[TaskFacts], facts: JobFacts) -> bool:
     return True
 
 
-_SILENT_WHY = "Possible causes: a node failure, a hanging disk, or a kill that ended the recorder, too."
 _SILENT = Rule(
     "tasks_silent",
     PROBLEM,
     says="{of}{s.tasks:count task} went silent before the end{rest}.",
-    evidence=("last update: {heard}", "a task counts as silent after {after_s:duration} without an update"),
-    fix=f"{_SILENT_WHY} {_THEN}",
+    evidence=("last update: {heard:moment}", "a task counts as silent after {after_s:duration} without an update"),
+    fix=f"Possible causes: a node failure, a hanging disk, or a kill that ended the recorder, too. {_READ_LOG}",
     when="unfinished",
 )
 
 
-@topic(_SILENT, _SILENT._replace(severity=NOTE, when="", fix=f"{_SILENT_WHY} {{todo}}"))
+@topic(_SILENT, _SILENT._replace(severity=NOTE, when="", fix=_CONTINUED))
 def _silent(facts: JobFacts, summary: Summary) -> Cases:
     silent = [task for task in facts.tasks if task.state == SILENT]
-    if not silent:
-        return
-    heard_ms = not_none(task.heard_at_ms for task in silent)
-    heard = moment(max(heard_ms))
-    if max(heard_ms) - min(heard_ms) >= 60_000:
-        heard = f"from {period(min(heard_ms), max(heard_ms))}"
-    yield {
-        **_unended(silent, facts, summary),
-        "heard": heard,
-        "after_s": max(task.silent_after_s or 0.0 for task in silent),
-    }
+    if silent:
+        yield {
+            **_unended(silent, facts, summary),
+            "heard": max(not_none(task.heard_at_ms for task in silent)),
+            "after_s": max(task.silent_after_s or 0.0 for task in silent),
+        }
 
 
-_WHY = {  # Slurm state → the reason, and what to do if work is left
-    "TIMEOUT": ("{many:Its|Their} time limit was reached", "submit again to do the rest"),
-    "OUT_OF_MEMORY": ("{many:It|They} used more memory than requested", "request more, then submit again"),
-    "NODE_FAIL": ("{many:Its node|Their nodes} failed", "submit again to do the rest"),
-    "PREEMPTED": (
-        "A job with higher priority took {many:its node|their nodes}",
-        "submit again; with #SBATCH --requeue Slurm does that by itself",
-    ),
-    "CANCELLED": ("{many:It was|They were} cancelled", "submit again to do the rest"),
+_WHY_KILLED = {  # by Slurm state
+    "TIMEOUT": "The time limit was reached: submit again to do the rest.",
+    "OUT_OF_MEMORY": "More memory was used than requested: request more, then submit again.",
+    "NODE_FAIL": "A node failed: submit again to do the rest.",
+    "PREEMPTED": "A job with higher priority took the node: submit again; with #SBATCH --requeue Slurm does that by"
+    " itself.",
+    "CANCELLED": "The task was cancelled: submit again to do the rest.",
 }
-_WHY_UNKNOWN = ("The reason is not known", "read {log}, then do what is under “next”")
 _KILLED = Rule(
     "tasks_killed",
     PROBLEM,
     says="{of}{s.tasks:count task} {many:was|were} killed{rest}.",
     evidence=("Slurm state: {states}", "run time: {ran_s:duration}{many:| at most}"),
-    fix="{why}: {remedy}.",
+    fix="{why}",
     when="unfinished",
 )
 
 
-@topic(_KILLED, _KILLED._replace(severity=NOTE, when="", fix="{why}. {todo}"))
+@topic(_KILLED, _KILLED._replace(severity=NOTE, when="", fix=_CONTINUED))
 def _killed(facts: JobFacts, summary: Summary) -> Cases:
     killed = [task for task in facts.tasks if task.state == KILLED and not needed_more(task)]
     if not killed:
         return
     states = Counter(task.slurm_state.split(" by ")[0] for task in killed if task.slurm_state).most_common(4)
     most_common = states[0][0] if states else ""
-    why, remedy = _WHY.get(most_common, _WHY_UNKNOWN)
-    unended = _unended(killed, facts, summary)
-    why = say(why, unended)
-    if len(states) > 1:
-        why = f"Mostly {why[0].lower()}{why[1:]}"
     yield {
-        **unended,
-        "unfinished": unended["unfinished"] or unended["left"],
-        "states": ", ".join(f"{state} ({count(many, 'task')})" for state, many in states) or None,
+        **_unended(killed, facts, summary),
+        "states": [f"{state} ({count(many, 'task')})" for state, many in states],
         "ran_s": max(task.wall_s for task in killed),
-        "why": why,
-        "remedy": say(remedy, unended),
+        "why": _WHY_KILLED.get(most_common, f"The reason is not known. {_READ_LOG}"),
     }
 
 
@@ -242,48 +174,38 @@ def _lost(facts: JobFacts, summary: Summary) -> Cases:
         yield {"cost_s": cost_s, "of_time": share(cost_s, all_s), "tries": tries}
 
 
-_DONE_AGAIN = Rule(
-    "done_again",
-    "{severity}",
-    says="{many:count chunk} {many:was|were} done more than once.",
-    evidence=(
-        "{many:whole} of {s.done:count chunk}; {s.facts.tries:count try tries} in total",
-        "{cost_s:gpu_time}, {of_time} of the GPU time",
-        "{restarted:whole?} by tasks that Slurm restarted after a node failure",
-        "{jobs:count job} with {s.tasks:count task} in this folder{how}",
-    ),
-    fix="A run skips chunks that it finds done. Use the same --out without --no-resume, let one job end before you"
-    " start another on the same source, and do not change the audio files.",
-)
-
-
 @topic(
-    _DONE_AGAIN._replace(
-        kind="repeated",
-        severity=NOTE,
-        says="{many:count chunk} {many:was|were} repeated after a node failure.",
-        fix="Nothing to correct: results that had not left the node when it failed are made again.",
-        when="all_restarted",
-    ),
-    _DONE_AGAIN,
+    Rule(
+        "done_again",
+        "{severity}",
+        says="{many:count chunk} {many:was|were} done more than once.",
+        evidence=(
+            "{many:whole} of {s.done:count chunk}; {s.facts.tries:count try tries} in total",
+            "{cost_s:gpu_time}, {of_time} of the GPU time",
+            "{restarted:whole?} by tasks that Slurm restarted after a node failure",
+            "{jobs:count job} with {s.tasks:count task} in this folder",
+        ),
+        fix="A run skips chunks that it finds done. Use the same --out without --no-resume, let one job end before you"
+        " start another on the same source, and do not change the audio files.",
+    )
 )
 def _again(facts: JobFacts, summary: Summary) -> Cases:
     """Yield chunks that were done more than once; a few are normal: their task was killed before it recorded them."""
     many = facts.conflicts
     cost_s = facts.again_gpu_s
     all_s = 3600 * summary.gpu_hours
-    if not many or (cost_s < max(_LOST_S, _LOST * all_s) and many < _AGAIN * summary.done):
-        return
     resumed = facts.last_settings.get("resume") is not False
+    if facts.restarted == many and resumed:
+        return  # results that had not left a node when it failed are made again
+    if cost_s < max(_LOST_S, _LOST * all_s) and many < _AGAIN * summary.done:
+        return
     yield {
         "severity": severity_of(cost_s),
         "many": many,
         "restarted": facts.restarted,
-        "all_restarted": facts.restarted == many and resumed,
         "cost_s": cost_s or None,
         "of_time": share(cost_s, all_s),
         "jobs": len({task.job_id for task in facts.tasks}),
-        "how": "" if resumed else "; the last one with --no-resume",
     }
 
 
@@ -294,49 +216,38 @@ _MANY = 0.01  # of the chunks: more than chance
 _COSTLY_S = 300.0  # GPU time of failed tries whose chunks were done in the end
 _COSTLY = 0.05  # of the GPU time, as well
 _OOM = "out_of_memory"
-_BEYOND = re.compile(r" s of audio and nothing after [\d.]+ s|ends at [\d.]+ s, before the end of the chunk from ")
-_ROWS_BEYOND = "bad_audio, a row beyond the end of its file"
 USUAL_ADVICE = "Read the engine error; the next run tries failed chunks again."
 ADVICE = {  # by error class
     "empty_file": "These files have no audio. Restore them from the recorder's card, or remove them.",
     "not_audio": "These files are not audio, whatever their names say. Restore or remove them, then run again.",
     "broken_audio": "These files are truncated, or their headers are wrong. Restore them, then run again.",
     "unreadable_file": "The job may not read these files. Give it permission (chmod a+r), then run again.",
-    "bad_audio": "These files cannot be read. Check one of them, restore or remove them, then run again.",
+    "bad_audio": "These files cannot be read, or end before their rows do. Compare one of them with its start_ms and"
+    " end_ms; correct the rows, restore or remove the files, then run again.",
     "missing_audio": "These files are missing. Fetch or restore them, then run again.",
     "no_space": "A disk was full. Free space (or quota) on the node or in the run folder, then run again.",
     "host_memory": "The node ran out of memory. Request more memory, or run fewer workers.",
     "configuration": "The engine does not work with these settings. Check its models and options, then run again.",
     _OOM: "Make the chunks shorter, use GPUs with more memory, or run fewer workers per GPU.",
     "gpu_error": "CUDA failed. If it is always the same node, exclude it; if always these chunks, make them shorter.",
-    _ROWS_BEYOND: "The files are readable but end before these rows do. Compare start_ms and end_ms of a row with the"
-    " length of its file, correct the rows (or restore truncated files), then run again.",
 }
 
 
 def _named(chunks: Sequence[FailedChunk], facts: JobFacts, summary: Summary) -> dict[str, Any]:
     """Return the names of the chunks, and a remark if some are missing: only the first thousand are read."""
     some_named = None
-    read = len(facts.failed)
-    if read < summary.failed:
-        some_named = f"only the first {read:,} of {summary.failed:,} failed chunks are listed"
+    if len(facts.failed) < summary.failed:
+        some_named = f"only the first {len(facts.failed):,} of {summary.failed:,} failed chunks are listed"
     names = []
     for chunk in chunks:
         same = chunk.chunk_id == chunk.recording_id
         names.append(chunk.recording_id if same else f"{chunk.recording_id}/{chunk.chunk_id}")
-    return {"some_named": some_named, "subjects": names}
+    return {"some_named": some_named, "at_least": "At least " if some_named else "", "subjects": names}
 
 
 def _by_class(facts: JobFacts) -> dict[str, list[FailedChunk]]:
     """Return the failed chunks by error class."""
-    by_class = defaultdict(list)
-    for chunk in facts.failed:
-        error_class = chunk.error_class
-        if error_class == "bad_audio" and _BEYOND.search(chunk.error):
-            error_class = _ROWS_BEYOND
-        if chunk.status == "failed":
-            by_class[error_class].append(chunk)
-    return by_class
+    return grouped((chunk.error_class, chunk) for chunk in facts.failed if chunk.status == "failed")
 
 
 @topic(
@@ -362,8 +273,9 @@ def _poison(facts: JobFacts, summary: Summary) -> Cases:
     Rule(
         _OOM,
         "{severity}",
-        says="{tries.chunks:count chunk} did not fit into GPU memory; {fate}.",
+        says="{tries.chunks:count chunk} did not fit into GPU memory.",
         evidence=(
+            "{for_good:count chunk?} failed for good",
             "{tries.tries:count try tries} ran out of memory",
             "{tries.rescued:whole} of {tries.chunks:count chunk} done in the end, in pieces or with more free memory",
             "learned limit on {learned}",
@@ -373,68 +285,48 @@ def _poison(facts: JobFacts, summary: Summary) -> Cases:
     )
 )
 def _out_of_memory(facts: JobFacts, summary: Summary) -> Cases:
-    for_good = _by_class(facts).get(_OOM, [])
-    tries = next((error for error in facts.errors if error.error_class == _OOM), None)
-    if tries is None and not for_good:
-        return
-    tries = tries or ErrorFacts(_OOM, len(for_good), len(for_good), 0, 0, "")
-    fate = "all were done in the end"
-    if for_good:
-        fate = f"{len(for_good):,} failed for good"
-    elif tries.rescued < tries.chunks:
-        fate = f"{tries.chunks - tries.rescued:,} of them not done yet"
+    for_good = _by_class(facts)[_OOM]
     limits = [decision for decision in facts.decisions if decision.code in _LIMITS and "limit_s" in decision.figures]
     learned = []
-    for decision in limits:
+    shorter = "shorter"
+    for decision in sorted(limits, key=lambda decision: -decision.figures["limit_s"]):
         limit_s = number(decision.figures["limit_s"], 0)
         learned.append(f"{decision.subject or 'this GPU'}, {limit_s} s: {decision.reason}")
-    shorter = "shorter"
-    if limits:
-        shortest_s = min(decision.figures["limit_s"] for decision in limits)
-        shorter = f"shorter than {number(shortest_s, 0)} s"
-    yield {
-        "severity": PROBLEM if for_good else NOTE,
-        "tries": tries,
-        "fate": fate,
-        "learned": learned,
-        "shorter": shorter,
-        **_named(for_good, facts, summary),
-    }
+        shorter = f"shorter than {limit_s} s"
+    for error in facts.errors:
+        if error.error_class == _OOM:
+            yield {
+                "severity": PROBLEM if for_good else NOTE,
+                "tries": error,
+                "for_good": len(for_good),
+                "learned": learned,
+                "shorter": shorter,
+                **_named(for_good, facts, summary),
+            }
 
 
 @topic(
     Rule(
         "failed_chunks",
         "{severity}",
-        says="{about}{many:count chunk} failed for good: {class}.",
-        evidence=("{of_chunks} of {s.chunks:count chunk}{tries}", "engine error: {error:last_line}", "{some_named}"),
+        says="{at_least}{many:count chunk} failed for good: {class}.",
+        evidence=("{of_chunks} of {s.chunks:count chunk}", "engine error: {error:last_line}", "{some_named}"),
         fix="{advice}",
     )
 )
 def _failed(facts: JobFacts, summary: Summary) -> Cases:
-    by_class = _by_class(facts)
-    read = sum(map(len, by_class.values()))
-    total = facts.chunks.get("failed", 0)
-    scale = max(1.0, total / read) if read else 1.0  # only the first thousand are read
-    cost_s = facts.failed_gpu_s
-    took = ""
-    if cost_s >= 60:
-        took = say("; all failed tries together took {cost_s:gpu_time}", {"cost_s": cost_s})
     own_findings = _with_own_finding(facts)
-    classes = [name for name in by_class if name not in own_findings]
-    for error_class in sorted(classes, key=lambda name: -len(by_class[name]))[:_MOST_CLASSES]:
-        chunks = by_class[error_class]
-        many = round(scale * len(chunks))
+    classes = [(name, chunks) for name, chunks in _by_class(facts).items() if name not in own_findings]
+    for error_class, chunks in sorted(classes, key=lambda pair: -len(pair[1]))[:_MOST_CLASSES]:
+        many = len(chunks)
         yield {
             "severity": PROBLEM if many > _MANY * summary.chunks else WARNING,
-            "about": "About " if many > len(chunks) and many != total else "",  # there are other classes as well
             "many": many,
             "class": (error_class or "unknown error").replace("_", " "),
             "of_chunks": share(many, summary.chunks),
-            "tries": took,
             "error": chunks[0].error,
             "advice": ADVICE.get(error_class, USUAL_ADVICE),
-            "cost_s": cost_s,
+            "cost_s": facts.failed_gpu_s,
             **_named(chunks, facts, summary),
         }
 
@@ -468,13 +360,12 @@ def _failed_tries(facts: JobFacts, summary: Summary) -> Cases:
         return
     if _by_class(facts).keys() - _with_own_finding(facts):
         return
-    usual = "Read the engine error; the table attempt in job.sqlite lists every try."
     yield {
         "cost_s": cost_s,
         "all_s": all_s,
         "of_time": share(cost_s, all_s),
         "worst": worst,
-        "advice": ADVICE.get(worst.error_class, usual),
+        "advice": ADVICE.get(worst.error_class, USUAL_ADVICE),
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import accumulate
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -31,7 +30,7 @@ from badcjobs.report.rules import (
 from badcjobs.report.rules_requests import never_worked
 from badcjobs.report.summary import Summary, count_devices
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
-from badcjobs.words import count, gpu_time, number
+from badcjobs.words import gpu_time
 from badcjobs.workers.engines import traits_of
 
 LEAST_S = 120.0  # of GPU time: less does not show how busy a device can be
@@ -41,7 +40,6 @@ _SPARE_CORES = 0.5
 _AT_WORK = 0.65  # of a core per worker: an engine that waits uses about 0.5, one at its limit about 0.8
 _PROGRAM_S = 60.0  # a program that takes longer than this per chunk spends its time on work, not on starting
 _SECOND = 0.2  # of the loss: a second cause is worth a line
-_FULL = 0.85  # of a device's memory
 _GOOD_TASK_S = 1800.0
 # What --workers-per-gpu auto has found, as its last decision about a device model.
 _NO_CORES = (Code.START_ONE_PER_CORE, Code.NO_CORES_FOR_MORE)
@@ -75,12 +73,11 @@ _READ_AHEAD = (
 )
 _READ_AHEAD_OPTIONS = ("--config run.stage=always --workers-per-gpu auto",)
 _EVEN_CHUNKS = "Cut long recordings into chunks of about the same length, or request fewer GPUs per task."
-_CPU = (
-    "{used_cores:one}{of_cores} cores busy with {each:count worker}{of_tasks}",
-    "all cores of the node: {host_percent:.0f} % busy (median)",
-)
-_BUSY = "busy {busy} of {measured_s:gpu_time} on {where}"
-_LARGE = ("{cost_s:gpu_time} of {gpu_s:gpu_time}", "half of it in {worst:whole} of {s.tasks:count task}")
+_CPU = "{used_cores:one} of {cores_granted:round} cores busy (median), with {each:count worker}"
+_BUSY = "busy {busy} of {measured_s:gpu_time} on {devices:count device} in {subjects_many:count task}"
+_AUTO = ("--workers-per-gpu auto",)
+_MORE_WORKERS = ("+workers", "+memory", "+cores")
+_FEWER_TASKS = ("-tasks", "+time")
 
 
 def _cause(name: str, says: str, *evidence: str, only: str = "", **more: Any) -> Rule:
@@ -98,27 +95,22 @@ def _cause(name: str, says: str, *evidence: str, only: str = "", **more: Any) ->
 def _large(name: str, loss: str, fix: str, lines: tuple[str, ...] = (), wants: tuple[str, ...] = ()) -> Rule:
     """Return the rule for a large loss in a busy job."""
     says = f"{loss} took {{of_time}} of the GPU time."
-    return Rule(name, "{severity}", says, _LARGE, fix, lines, f"large_{name}", wants)
+    return Rule(
+        name, "{severity}", says, ("{cost_s:gpu_time} of {gpu_s:gpu_time}",), fix, lines, f"large_{name}", wants
+    )
 
 
 _FEW_WORKERS = (
     "Too few workers: with {per_gpu:round} per GPU, the GPUs are busy only {busy} of the time.",
     "idle for this reason: {of_idle}",
-    *_CPU,
+    _CPU,
     "peak device memory: {memory_used:memory} of {memory_total:memory}",
-)
-_STARTS = (
-    "Engine start-up took {starting} of the GPU time.",
-    "start-up: {of_idle}",
-    "median run time of a task: {wall_s:duration}",
 )
 _UNKNOWN = (
     "The GPUs are busy only {busy} of the time.",
     "idle while working on chunks: {of_idle}",
-    *_CPU,
+    _CPU,
 )
-_AUTO = ("--workers-per-gpu auto",)
-_MORE_WORKERS, _FEWER_TASKS = ("+workers", "+memory", "+cores"), ("-tasks", "+time")
 
 
 @topic(
@@ -134,16 +126,12 @@ _MORE_WORKERS, _FEWER_TASKS = ("+workers", "+memory", "+cores"), ("-tasks", "+ti
     ),
     _cause(
         "start_up",
-        *_STARTS,
-        "{started:whole} engine starts for {places:count worker}",
-        only="started",
-        fix="Engines ended and were started again. First find out why tries failed or were lost (job.sqlite, table"
-        " attempt).",
-    ),
-    _cause(
-        "start_up",
-        *_STARTS,
-        fix="Use fewer array tasks for the same work, so that each runs for at least half an hour.",
+        "Engine start-up took {starting} of the GPU time.",
+        "start-up: {of_idle}",
+        "median run time of a task: {wall_s:duration}",
+        "{started:count engine_start} for {places:count worker}",
+        fix="Use fewer array tasks for the same work, so that each runs for at least half an hour. If there were many"
+        " more starts than workers, first find out why engines ended (job.sqlite, table attempt).",
         lines=("#SBATCH --array=0-{last_index}",),
         wants=_FEWER_TASKS,
     ),
@@ -151,7 +139,7 @@ _MORE_WORKERS, _FEWER_TASKS = ("+workers", "+memory", "+cores"), ("-tasks", "+ti
         "waiting_for_audio",
         "The GPUs wait for audio: they are busy only {busy} of the time.",
         "waiting: {of_idle}",
-        *_CPU,
+        _CPU,
         "median read rate: {read_mb:one} MB/s per task",
         fix=_READ_AHEAD,
         lines=_READ_AHEAD_OPTIONS,
@@ -161,19 +149,10 @@ _MORE_WORKERS, _FEWER_TASKS = ("+workers", "+memory", "+cores"), ("-tasks", "+ti
         "cpu_bound",
         "The CPU limits the engine: the GPUs are busy only {busy} of the time.",
         "waiting for cores: {of_idle}",
-        *_CPU,
-        fix="Request more cores per GPU{now}, or fewer or smaller GPUs.",
+        _CPU,
+        fix="Request more cores per GPU, or fewer or smaller GPUs.",
         lines=("#SBATCH --cpus-per-task={cores}", "#SBATCH --gpus-per-node={gpus}"),
         wants=("+cores",),
-    ),
-    _cause(
-        "too_few_workers",
-        *_FEW_WORKERS,
-        only="full",
-        fix="There is no device memory for more workers. Use shorter chunks or fewer models, then more workers."
-        f" {_OPTIONS}",
-        lines=_AUTO,
-        wants=_MORE_WORKERS,
     ),
     _cause(
         "too_few_workers",
@@ -187,7 +166,8 @@ _MORE_WORKERS, _FEWER_TASKS = ("+workers", "+memory", "+cores"), ("-tasks", "+ti
     _cause(
         "too_few_workers",
         *_FEW_WORKERS,
-        fix=f"Run more workers per GPU; auto adds workers as long as they help. {_OPTIONS}",
+        fix="Run more workers per GPU; auto adds workers as long as they help. If the device memory is full, use"
+        f" shorter chunks or fewer models first. {_OPTIONS}",
         lines=_AUTO,
         wants=_MORE_WORKERS,
     ),
@@ -240,8 +220,7 @@ def _waiting(facts: JobFacts, summary: Summary) -> Cases:
     main = None
     if _granted_s(low) >= max(LEAST_S, _LEAST_SHARE * _granted_s(groups)):
         figures = _loss(low, facts)
-        restarted = figures["cause"] == "start_up" and figures["started"] and summary.failed
-        if figures["cause"] not in ("ending", "failures") and not restarted:  # failures have findings of their own
+        if figures["cause"] not in ("ending", "failures"):  # failures have findings of their own
             main = figures["cause"]
             yield figures
     large = [case for case in _large_losses(groups, 3600 * summary.gpu_hours) if case["large"] != main]
@@ -280,9 +259,6 @@ def _loss(groups: Sequence[_Group], facts: JobFacts) -> dict[str, Any]:
     beside = None
     if others and by_cause[others[0]] >= _SECOND * lost_s:
         beside = f"{share(by_cause[others[0]], lost_s)} of the idle time: {_CAUSES[others[0]]}"
-    where = count(count_devices(devices), "device")
-    if len(tasks) > 1:
-        where += f" in {count(len(tasks), 'task')}"
     starts = _start_up_figures(tasks, devices, facts)
     return {
         "cause": cause,
@@ -290,14 +266,14 @@ def _loss(groups: Sequence[_Group], facts: JobFacts) -> dict[str, Any]:
         "severity": severity_of(lost_s),
         "busy": share(busy_share(devices) or 0.0, 1.0),
         "measured_s": sum(seen_s(time) for device in devices for time in device.states.values()),
-        "where": where,
+        "devices": count_devices(devices),
+        "subjects_many": len(tasks),
         "of_idle": f"{gpu_time(cost_s)}, {share(cost_s, lost_s)} of the idle time",
         "beside": beside,
         "subjects": [task.name for task in tasks],
         "cost_s": cost_s,
         "each_chunk": starts["programs"] and starts["starting_s"] < 0.5 * by_cause["start_up"],
         **starts,
-        **_cpu_figures(tasks),
         **_request_figures(tasks, devices),
         **_worker_figures(tasks, devices, facts),
     }
@@ -347,8 +323,6 @@ def _cause_of_idle_work(group: _Group, facts: JobFacts) -> str:
         return "start_up"  # one program per chunk
     cpu = task.cpu_mean_cores
     if cpu is None or not task.workers:
-        if (task.host_cpu_mean_percent or 0.0) >= 100 * _ALL_CORES:
-            return "cpu_bound"
         return "low_busy"
     if task.cpus and cpu >= _ALL_CORES * task.cpus:
         return "cpu_bound"
@@ -389,49 +363,32 @@ def _start_up_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts]
     }
 
 
-def _cpu_figures(tasks: Sequence[TaskFacts]) -> dict[str, Any]:
-    """Return how busy the cores were."""
-    used = not_none(task.cpu_mean_cores for task in tasks)
-    allocated = middle(task.cpus or None for task in tasks)
-    host_percent = middle(task.host_cpu_mean_percent for task in tasks)
-    return {
-        "used_cores": middle(used),
-        "of_cores": f" of {number(allocated, 0)}" if allocated else "",
-        "of_tasks": " (median of all tasks)" if len(used) > 1 else "",
-        "host_percent": None if used else host_percent,
-    }
-
-
 def _request_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts]) -> dict[str, Any]:
-    """Return how many cores or GPUs to request where the GPUs wait for cores."""
-    cores = max(task.cpus or 0 for task in tasks)
+    """Return how busy the cores were, and how many cores or GPUs to request where the GPUs wait for cores."""
+    granted = max(task.cpus or 0 for task in tasks)
     gpus = max(task.devices or 0 for task in tasks)
-    if not cores:
-        return {"now": "", "cores": None, "gpus": None}
-    now = f" (now {number(cores / max(1, gpus), 1)})"
     short_by = 0.9 / max(busy_share(devices) or 0.0, 0.01)
-    if gpus > 1 and short_by >= 2:  # no node has so many cores: fewer GPUs get more cores each
-        return {"now": now, "cores": None, "gpus": max(1, round(gpus / short_by))}
-    return {"now": now, "cores": math.ceil(cores * min(2.0, short_by)), "gpus": None}
+    too_many = gpus > 1 and short_by >= 2  # no node has so many cores: fewer GPUs get more cores each
+    return {
+        "used_cores": middle(task.cpu_mean_cores for task in tasks),
+        "cores_granted": middle(task.cpus or None for task in tasks),
+        "cores": None if too_many else math.ceil(granted * min(2.0, short_by)) or None,
+        "gpus": max(1, round(gpus / short_by)) if too_many and granted else None,
+    }
 
 
 def _worker_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> dict[str, Any]:
     """Return the workers, the memory for more of them, and the result of trying more."""
     workers = sum(task.workers or 1 for task in tasks)
-    started = sum(device.work.workers for device in devices)
     requested = max(task.memory_limit_bytes or 0 for task in tasks)
-    memory = [(device.memory_peak_bytes or 0, device.memory_total_bytes or 0) for device in devices]
-    memory = [(used, total) for used, total in memory if used and total]
-    used, total = max(memory, key=lambda pair: pair[0] / pair[1], default=(None, None))
     no_memory = _reasons(facts, _NO_MEMORY)
     tried = _reasons(facts, _TOOK_BACK)
     return {
         "each": round(workers / len(tasks)),
-        "started": started if started >= 2 * workers else None,
+        "started": sum(device.work.workers for device in devices),
         "places": workers,
-        "memory_used": used,
-        "memory_total": total,
-        "full": used is not None and total is not None and used > _FULL * total,
+        "memory_used": max(not_none(device.memory_peak_bytes for device in devices), default=None),
+        "memory_total": max(not_none(device.memory_total_bytes for device in devices), default=None),
         "per_gpu": workers / max(1, len(devices)),
         "short": no_memory[-1] if no_memory and requested else None,
         "more_gib": math.ceil(2 * requested / 2**30),
@@ -445,7 +402,7 @@ _WORTH_S = 10 * 3600.0
 _WORTH = 0.02  # of the GPU time, as well
 _MUCH_S = 100 * 3600.0
 _MUCH = 0.05  # of the GPU time, or
-_FEW = 10  # tasks that can be listed
+_FEW = 10  # tasks that are listed, those with the largest loss
 
 
 def _large_losses(groups: Sequence[_Group], gpu_s: float) -> Iterator[dict[str, object]]:
@@ -461,9 +418,6 @@ def _large_losses(groups: Sequence[_Group], gpu_s: float) -> Iterator[dict[str, 
         lost_s = sum(seconds.values())
         if lost_s < max(_WORTH_S, _WORTH * gpu_s):
             continue
-        names = sorted(seconds, key=lambda name: -seconds[name])
-        so_far_s = accumulate(seconds[name] for name in names)
-        worst = names[: 1 + sum(total_s < lost_s / 2 for total_s in so_far_s)]  # the fewest with half of it
         yield {
             "large": cause,
             f"large_{cause}": True,
@@ -471,8 +425,7 @@ def _large_losses(groups: Sequence[_Group], gpu_s: float) -> Iterator[dict[str, 
             "of_time": share(lost_s, gpu_s),
             "cost_s": lost_s,
             "gpu_s": gpu_s,
-            "worst": len(worst),
-            "subjects": worst if len(worst) <= _FEW else (),
+            "subjects": sorted(filter(seconds.get, seconds), key=lambda name: -seconds[name])[:_FEW],
         }
 
 

@@ -17,7 +17,7 @@ from badcjobs.paths import shell_line
 from badcjobs.report.compare import Comparison, comparison_tables, news_of
 from badcjobs.report.job_tables import failure, report_parts
 from badcjobs.report.summary import Finding, Summary, ratio
-from badcjobs.report.tables import WIDTH, Table, beginning, columns, ending, escaped, table_markdown, table_text
+from badcjobs.report.tables import WIDTH, Table, beginning, columns, escaped, table_markdown, table_text
 from badcjobs.report.verdict import BAR, MOST_FINDINGS, Verdict, bar, headlines, verdict_of
 from badcjobs.words import audio_time, count, duration, first_names, moment, plain, speed
 
@@ -204,46 +204,34 @@ def _code(lines: Sequence[str]) -> str:
 
 # --- two jobs side by side --------------------------------------------------------------------------------------------
 
-_LONGEST_NAME = 20  # of a job, so that the column with the change fits
-
 
 def comparison_text(comparison: Comparison, width: int = WIDTH) -> str:
     """Return the comparison as tables with one column for each job."""
-    this_title = comparison.this["title"]
-    other_title = comparison.other["title"]
-    head = [ending(title, _LONGEST_NAME) for title in (this_title, other_title)]
-    conclusion = wrap(comparison.conclusion, indent=2, width=width)
-    lines = [*(fit(line, width) for line in conclusion), ""]
+    lines = [*wrap(comparison.conclusion, indent=2, width=width, whole_words=False), ""]
     for news, command in news_of(comparison):
         lines += wrap(f"  {news}", indent=2, width=width)
         if command is not None:
             lines.append(f"    {plain(command)}")
         lines.append("")
-    if head[0] == head[1]:  # the names are long and have the same ending
-        lines += [*wrap(f"  this is {this_title}, other is {other_title}", indent=4, width=width), ""]
-        head = ["this", "other"]
-    for _, part in comparison_tables(comparison, head, _LONGEST_NAME):
+    for _, part in comparison_tables(comparison):
         if isinstance(part, Table):
             lines += [*map(plain, table_text(part, width)), ""]
         else:
-            lines += [f"  {part[0]}", ""]
+            lines += [f"  {part}", ""]
     return "\n".join(lines).rstrip()
 
 
 def comparison_markdown(comparison: Comparison) -> str:
     """Return two jobs side by side as Markdown."""
-    head = (comparison.this["title"], comparison.other["title"])
-    parts = [f"# {escaped(head[0])} against {escaped(head[1])}", escaped(comparison.conclusion)]
+    titles = f"{comparison.this['title']} against {comparison.other['title']}"
+    parts = [f"# {escaped(titles)}", escaped(comparison.conclusion)]
     for news, command in news_of(comparison):
         parts.append(escaped(news))
         if command is not None:
             parts.append(_code([command]))
-    for heading, part in comparison_tables(comparison, head):
+    for heading, part in comparison_tables(comparison):
         parts.append(f"## {heading}")
-        if isinstance(part, Table):
-            parts.append(table_markdown(part))
-        else:
-            parts.append(f"({part[0]})")
+        parts.append(table_markdown(part) if isinstance(part, Table) else part)
     return "\n\n".join(parts) + "\n"
 
 

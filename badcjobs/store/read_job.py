@@ -111,7 +111,7 @@ def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> JobFacts:
         ),
         gaps=read_as(db, GapFacts, _GAPS),
         file_remarks=tuple((file.path, f"{file.status}: {file.reason}") for file in files if file.status != "merged"),
-        lossy_files=sum(file.lost_something for file in files),
+        lossy_paths=tuple(file.path for file in files if file.lost_something),
         file_folders=_folders(files),
         conflicts=conflicts,
         restarted=restarted or 0,

@@ -593,7 +593,7 @@ class JobFacts:
     labels: tuple[tuple[str, str | None, int], ...]
     gaps: tuple[GapFacts, ...]
     file_remarks: tuple[tuple[str, str], ...]  # (path, remark) for each file that was not simply merged
-    lossy_files: int = 0  # files with rows that are missing, or may be
+    lossy_paths: tuple[str, ...] = ()  # of the files with rows that are missing, or may be
     file_folders: tuple[str, ...] = ()  # folders of its task databases: absolute, or below the job database's folder
     conflicts: int = 0  # chunks that were done more than once; a documented rule chooses one result
     restarted: int = 0  # those of them that a restarted task repeated: a node had failed
@@ -616,6 +616,11 @@ class JobFacts:
     recording_names: NameGaps | None = None  # None: there are no recordings
     places: PlaceCounts | None = None  # None: no recording has a place or is left out
     merged: Freshness = field(default_factory=Freshness)
+
+    @property
+    def lossy_files(self) -> int:
+        """How many files have rows that are missing, or may be."""
+        return len(self.lossy_paths)
 
     @property
     def audio_processed_s(self) -> float:

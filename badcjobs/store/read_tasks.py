@@ -12,7 +12,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from math import nan
-from operator import sub
 from pathlib import Path
 from sys import intern
 from typing import Any
@@ -447,8 +446,6 @@ def _work(db: sqlite3.Connection, task: tuple[int]) -> dict[int, DeviceWork]:
 # --- over time --------------------------------------------------------------------------------------------------------
 
 _FIGURES = [name for name in columns_of("device_stretch") if re.search("_(min|mean|max)_", name)]
-_ROUNDING_S = 0.0005
-_SHORT_MS = 1000  # stretches up to this length show each of their states; a short task has only such stretches
 
 DURATIONS = "SELECT ended_at_ms - started_at_ms, count(*) FROM attempt WHERE outcome = 'done' GROUP BY 1"
 _SETS = "SELECT count(DISTINCT value) FROM task_meta WHERE key = 'settings'"
@@ -482,22 +479,16 @@ def _read_stretches(db: sqlite3.Connection, device_id: int, lost: Times = ()) ->
     figures = [array("d", [nan if v is None else v for v in column]) for column in others[len(STATES) :]]
     kept = list(map(intern, states))
 
-    seconds = list[dict[str, float]]()
-    if lost or min(map(sub, to_ms, from_ms)) <= _SHORT_MS:  # only then it matters how the states share a stretch
-        seconds = [dict(zip(STATES, row, strict=True)) for row in zip(*seconds_by_state, strict=True)]
-    mixed = {}  # the short stretches with several states: position → seconds in each state
-    for place, parts in enumerate(seconds):
-        if _move_to_lost(parts, from_ms[place], to_ms[place], lost):
-            kept[place] = max(parts, key=parts.__getitem__)
-        longer = {state: s for state, s in parts.items() if s > _ROUNDING_S}
-        if to_ms[place] - from_ms[place] <= _SHORT_MS and len(longer) > 1:
-            mixed[place] = longer
+    if lost:
+        for place, seconds in enumerate(zip(*seconds_by_state, strict=True)):
+            parts = dict(zip(STATES, seconds, strict=True))
+            if _move_to_lost(parts, from_ms[place], to_ms[place], lost):
+                kept[place] = max(parts, key=parts.__getitem__)
     return Stretches(
         array("q", from_ms),
         array("q", to_ms),
         tuple(kept),
         {metric: Envelope(*figures[3 * n : 3 * n + 3]) for n, metric in enumerate(CHARTED)},
-        mixed,
     )
 
 

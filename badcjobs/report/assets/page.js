@@ -89,12 +89,11 @@
     const edges = unpack(series.edges, Uint32Array);
     const packed = unpack(series.figures[metric], Uint16Array);
     const many = edges.length - 1;
-    // Only the series of all devices has an inner band; for a single device these places are beyond the end.
-    const figure = (place) => place >= packed.length || packed[place] === GAP ? NaN : bottom + packed[place] / STEPS * (top - bottom);
+    const figure = (place) => packed[place] === GAP ? NaN : bottom + packed[place] / STEPS * (top - bottom);
     const found = [];
     for (let n = 0; n < many; n++) {
-      const [low, mean, high, innerLow, innerHigh] = [0, 1, 2, 3, 4].map((part) => figure(n + part * many));
-      found.push({ left: series.begin + edges[n], right: series.begin + edges[n + 1], low, mean, high, innerLow, innerHigh });
+      const [low, mean, high] = [0, 1, 2].map((part) => figure(n + part * many));
+      found.push({ left: series.begin + edges[n], right: series.begin + edges[n + 1], low, mean, high });
     }
     return found;
   }
@@ -106,7 +105,7 @@
     return line;
   }
 
-  function bandOf(columns, low, high) {
+  function bandOf(columns) {
     const band = { x: [], y: [] };
     let back = [];
     const close = () => {
@@ -115,9 +114,9 @@
       back = [];
     };
     for (const one of columns) {
-      if (Number.isNaN(one[low])) { close(); continue; }
-      band.x.push(one.left, one.right); band.y.push(one[high], one[high]);
-      back.push([one.left, one[low]], [one.right, one[low]]);
+      if (Number.isNaN(one.low)) { close(); continue; }
+      band.x.push(one.left, one.right); band.y.push(one.high, one.high);
+      back.push([one.left, one.low], [one.right, one.low]);
     }
     close();
     return band;
@@ -181,8 +180,7 @@
         const hover = { floor: known.map(() => bottom), roof: known.map(() => top) };
         for (const part of ["left", "right", "low", "mean", "high"]) hover[part] = known.map((one) => one[part]);
         named(`${metric}-mean`).data = lineOf(columns);
-        named(`${metric}-band`).data = bandOf(columns, "low", "high");
-        named(`${metric}-inner`).data = bandOf(columns, "innerLow", "innerHigh");
+        named(`${metric}-band`).data = bandOf(columns);
         named(`${metric}-hover`).data = hover;
       }
       return [series.begin, series.begin + unpack(series.edges, Uint32Array).at(-1)];

@@ -81,7 +81,7 @@ def numbers(text, kind):
 
 
 def data_of(**changes):
-    first = replace(stretches("sswwwfla", [10.0, 20.0, NAN, 40.0, 50.0, 60.0, 70.0, 80.0], from_ms=START_MS), mixed={})
+    first = stretches("sswwwfla", [10.0, 20.0, NAN, 40.0, 50.0, 60.0, 70.0, 80.0], from_ms=START_MS)
     second = stretches("iww", [5e9, 7e9, 9e9], from_ms=START_MS + 2000, width_ms=1500)
     of_devices = {"stretches": {1: first, 2: second}, "given_up": {}, **changes}  # by device_id
     read = {name: found.get for name, found in of_devices.items() if isinstance(found, dict)}
@@ -110,13 +110,12 @@ def test_charts_of_other_jobs(pages):
     none = summarize(replace(JOB, devices=(device(),), durations={}))
     other = summarize(replace(JOB, devices=(device(0, "a"), device(0, "b")), durations={}))
     work = replace(device().work, chunk_p50_s=None)
-    many = [replace(device(n), token=str(n), busy_mean_percent=50 + n / 10, gap_s=float(n == 3), work=work)
-            for n in range(241)]  # fmt: skip
-    each = {n + 1: stretches("w", [50.0]) for n in range(241)}
+    many = [replace(device(n), token=str(n), busy_mean_percent=50 + n / 10, work=work) for n in range(401)]
+    each = {n + 1: stretches("w", [50.0]) for n in range(401)}
     cases = {
         "a silent task": (late, data_of(given_up=lost)),
         "a device in two tasks": (other, data_of(stretches={1: dark})),
-        "more devices than can be picked": (summarize(replace(JOB, devices=tuple(many))), data_of(stretches=each)),
+        "more devices than can be shown": (summarize(replace(JOB, devices=tuple(many))), data_of(stretches=each)),
         "nothing": (none, ChartData()), "tries alone": (one, data_of(stretches={})),
     }  # fmt: skip
     said = []
@@ -153,34 +152,22 @@ def test_the_page_with_charts(pages):
 
 
 def test_runs_of_states_readings_of_all_devices_choices_and_bars(pages):
-    mixed = {0: {"working": 0.6, "start_up": 0.4}, 1: {"working": 0.7, "waiting": 0.3},
-             2: {"working": 0.5, "idle": 0.25, "waiting": 0.25}}  # fmt: skip
-    said = []
-    for name, rows in {
-        "neighbours of one state": [stretches("sswwwfa"), None, stretches("ii", from_ms=5000)],
-        "a short stretch shows each of its states": [replace(stretches("wwwi"), mixed=mixed)],
-        "before another": [replace(stretches("wa"), mixed={0: {"waiting": 0.5, "working": 0.5}})], "nothing": [],
-    }.items():  # fmt: skip
-        runs = find_runs(rows)
-        found = zip(runs.row, runs.left_ms, runs.right_ms, runs.state, strict=True)
-        said += [f"## runs: {name}", *(f"row {row}, {a} to {b}: {STATES[state]}" for row, a, b, state in found)]
-    for states, many in (("wa" * 60, 333), ("wa" * 60, 334), ("wwwaaa" * 20, 1001)):
-        runs = find_runs([stretches(states)] * many)
-        assert (runs.right_ms - runs.left_ms).sum() == many * 120_000, "they still cover the whole time"
-        said.append(f"## {many} times {states[:6]}…: {runs.joined} joined, drawn as {len(runs.row)} runs")
+    runs = find_runs([stretches("sswwwfa"), stretches("ii", from_ms=5000)])
+    found = zip(runs.row, runs.left_ms, runs.right_ms, runs.state, strict=True)
+    said = [f"row {row}, {a} to {b}: {STATES[state]}" for row, a, b, state in found]
     for name, devices in {
-        "of 101 devices": [stretches("w" * 10, [float(n)] * 10) for n in range(101)],
         "apart": [stretches("ww", [5.0, 5.0]), stretches("ww", [7.0, 7.0], from_ms=8000)],
         "of other lengths": [stretches("w", [10.0], width_ms=400), stretches("ww", [20.0, 40.0], width_ms=200)],
         "weighted by time": [stretches("ww", [0.0, 30.0], width_ms=1), stretches("w", [0.0], width_ms=800)],
     }.items():
-        whole, inner = over_all(devices, *ends(devices), len(devices))
-        bands = [whole.metrics["power_w"].mean, *inner["power_w"]]
+        whole = over_all(devices, *ends(devices))
+        mean = whole.metrics["power_w"].mean
         said.append(f"## readings: {name}; {len(whole.from_ms)} from {whole.from_ms[0]} to {whole.to_ms[-1]} ms")
-        said += [f"{n}: mean, 10 % and 90 % {[round(float(band[n]), 6) for band in bands]}" for n in (0, 199, 200, 399)]
-    for kinds, many, most in (({"slowest": [3]}, 5, 5), ({"slowest": [9, 8, 7, 6], "hottest": [5, 9, 4]}, 10, 6),
-                              ({}, 10, 4)):  # fmt: skip
-        said.append(f"## {most} of {many} devices: {choose(kinds, many, most)}")
+        said += [f"{n}: mean {round(float(mean[n]), 6)}" for n in (0, 199, 200, 399)]
+    work = device().work
+    many = [replace(device(n), busy_mean_percent=50.0 + n, work=replace(work, failed=int(n == 7))) for n in range(10)]
+    for most in (4, 6, 10):
+        said.append(f"## {most} of 10 devices: {[one.index for one in choose(many, most)]}")
     for durations in ({1000: 3, 1400: 2, 2500: 1}, {1000: 50, 8000: 50}, {1000: 99, 8000: 1}, {1000: 99, 8001: 1},
                       {5: 1}, {0: 1, 100_000: 4000}):  # fmt: skip
         bars = make_histogram(durations)
@@ -196,7 +183,7 @@ def test_runs_of_states_readings_of_all_devices_choices_and_bars(pages):
                 min_size=1, max_size=6))  # fmt: skip
 def test_no_peak_is_lost_and_the_mean_lies_within_the_envelope(devices):
     made = [stretches("w" * len(values), values, from_ms=begin, width_ms=width) for begin, width, values in devices]
-    found = over_all(made, *ends(made), len(made))[0].metrics["power_w"]
+    found = over_all(made, *ends(made)).metrics["power_w"]
     known = [value for _, _, values in devices for value in values if not math.isnan(value)]
     highs, lows = ([value for value in values if not math.isnan(value)] for values in (found.high, found.low))
     assert bool(highs) == bool(known)
