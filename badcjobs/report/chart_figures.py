@@ -189,7 +189,6 @@ class Histogram(NamedTuple):
 
     edges_s: Sequence[float]
     counts: Sequence[int]
-    logarithmic: bool
 
 
 def histogram(durations: Histogram) -> Figure:
@@ -198,8 +197,7 @@ def histogram(durations: Histogram) -> Figure:
     counts = np.asarray(durations.counts)
     x_range = models.Range1d(float(edges[0]), float(edges[-1]), bounds="auto", name="durations")
     y_range = models.Range1d(0, float(counts.max()) * 1.06)
-    scale = "log" if durations.logarithmic else "linear"
-    plot = _figure("histogram", x_range, y_range, 260, x_axis_type=scale)
+    plot = _figure("histogram", x_range, y_range, 260, x_axis_type="linear")
     source = models.ColumnDataSource({"left": edges[:-1], "right": edges[1:], "count": counts})
     bars = plot.quad(
         left="left",
@@ -214,7 +212,7 @@ def histogram(durations: Histogram) -> Figure:
     )
     tips = [("took", "@left{0,0.[00]} to @right{0,0.[00]} s"), ("chunks", "@count{0,0}")]
     plot.add_tools(_hover([bars], tips, mode="vline"))
-    plot.xaxis.axis_label = "seconds for one chunk" + (" (logarithmic)" if durations.logarithmic else "")
+    plot.xaxis.axis_label = "seconds for one chunk"
     plot.yaxis.axis_label = "chunks"
     plot.yaxis.formatter = models.NumeralTickFormatter(format="0,0")
     plot.yaxis.ticker = models.BasicTicker(min_interval=1, num_minor_ticks=0)

@@ -20,7 +20,7 @@ from badcjobs.report.chart_figures import STATES, Histogram, MetricForm, Runs, W
 from badcjobs.report.job_tables import trouble_rank
 from badcjobs.report.progress import over_time
 from badcjobs.report.rules import known_texts
-from badcjobs.report.summary import STATE_WORDS, Summary, count_devices, devices_words
+from badcjobs.report.summary import STATE_WORDS, Summary, count_devices
 from badcjobs.store.read_model import DeviceFacts
 from badcjobs.words import natural
 
@@ -31,7 +31,6 @@ _BLOCK = 128
 _COLUMNS = 400
 _FEWEST_BARS = 8
 _MOST_BARS = 60
-_LONG_TAIL = 8  # if the longest chunk takes this many times the median, the scale is logarithmic
 _FEWEST_TRIES = 5  # fewer need no histogram
 _GIB = 2**30
 _STEPS = 60_000  # a figure takes two bytes: finer than a pixel on any screen
@@ -40,9 +39,9 @@ _NOTES = (  # how the data were reduced, and what was left out; see rules.say
     "Each device is shown in at most 120 intervals of equal length. An interval keeps its smallest, mean and largest"
     " reading, so peaks stay visible. The timeline shows the state that lasted longest in an interval; the table below"
     " counts every second.",
-    "There are no data over time for {unknown}.",
-    "Shown are {shown:whole} of {known:whole} devices: those with failed or lost work, the least busy, and an even"
-    " sample of the others. The charts of all devices together include every device.",
+    "There are no data over time for {unknown:count device?}.",
+    "{left_out:count device?} not shown one by one: shown are those with failed or lost work, the least busy, and an"
+    " even sample of the others. The charts of all devices together include every device.",
 )
 
 
@@ -75,13 +74,11 @@ def _draw_over_time(summary: Summary, data: ChartData) -> tuple[dict[str, Any], 
     """Return the charts over time, their data for page.js, and notes; all empty without data."""
     read = over_time(data, summary.facts.tasks)
     known = []
-    unknown = []
     from_ms = []
     to_ms = []
     for device in summary.devices:
         stretches = read(device)  # one device at a time: those of a large array do not fit into memory
         if stretches is None:
-            unknown.append(device)
             continue
         known.append(device)
         from_ms.append(stretches.from_ms[0])
@@ -101,19 +98,13 @@ def _draw_over_time(summary: Summary, data: ChartData) -> tuple[dict[str, Any], 
         **_row_names(shown),
         "states": {state: STATE_WORDS[state] for state in STATES},
         "forms": {form.name: [form.bottom, form.top] for form in forms},
-        "series": [_packed(_name_of_all(known), together, forms), *single],
+        "series": [_packed(f"All {count_devices(known):,} devices together", together, forms), *single],
     }
     about = {
-        "unknown": devices_words(unknown) if unknown else None,
-        "shown": len(shown) if len(shown) < len(known) else None,
-        "known": len(known),
+        "unknown": len(summary.devices) - len(known),
+        "left_out": len(known) - len(shown),
     }
     return drawn, sent, tuple(known_texts(_NOTES, about))
-
-
-def _name_of_all(devices: Sequence[DeviceFacts]) -> str:
-    many = count_devices(devices)
-    return f"All {many:,} devices together" if many > 1 else "The device"
 
 
 def _full_name(device: DeviceFacts) -> str:
@@ -265,22 +256,15 @@ def choose(devices: Sequence[DeviceFacts], most: int) -> list[DeviceFacts]:
 
 
 def make_histogram(durations_ms: Mapping[int, int]) -> Histogram:
-    """Return the histogram of durations; with a long tail it has a logarithmic scale."""
-    seconds = np.maximum(np.array(sorted(durations_ms)), 1) / 1000
+    """Return the histogram of durations."""
+    seconds = np.array(sorted(durations_ms)) / 1000
     tries = np.array([durations_ms[key] for key in sorted(durations_ms)])
-    median_s = seconds[np.searchsorted(np.cumsum(tries), tries.sum() / 2)]
-    shortest_s = float(seconds[0])
-    longest_s = float(seconds[-1])
     bars = int(np.clip(2 * np.sqrt(tries.sum()), _FEWEST_BARS, _MOST_BARS))
-    long_tail = longest_s > _LONG_TAIL * float(median_s)
-    if long_tail:
-        edges = np.geomspace(shortest_s, longest_s * 1.0001, bars + 1)
-    else:
-        width = _round_width((longest_s - shortest_s) / bars)
-        edges = np.arange(np.floor(shortest_s / width), np.floor(longest_s / width) + 1.5) * width
+    width = _round_width(float(seconds[-1] - seconds[0]) / bars)
+    edges = np.arange(np.floor(seconds[0] / width), np.floor(seconds[-1] / width) + 1.5) * width
     # An edge may differ from its value by a rounding error.
     counts, _ = np.histogram(np.clip(seconds, edges[0], edges[-1]), edges, weights=tries)
-    return Histogram(edges.tolist(), counts.astype(int).tolist(), long_tail)
+    return Histogram(edges.tolist(), counts.astype(int).tolist())
 
 
 def _round_width(rough: float) -> float:

@@ -28,7 +28,7 @@ FAST = ("fast", "faster", "slower")
 LONG = ("long", "longer", "shorter")
 Document = dict[str, Any]  # for --json, or a part of it
 Find = Callable[[Summary], float | None]
-Say = Callable[[float], str]  # writes a figure
+Say = Callable[[float | None], str]  # writes a figure
 
 
 class Kind(NamedTuple):
@@ -41,7 +41,7 @@ class Kind(NamedTuple):
     better: int = 0  # 1: more is better; -1: less is; 0: neither
     find: Find | None = None  # None: it is the attribute ``key`` of the summary
     points: bool = False  # it is a percentage: the difference is in percentage points
-    needs: Find | None = None  # a percentage; the figure is comparable if both jobs have nearly all of it
+    needs: Callable[[Summary], bool] | None = None  # the figure is compared only if this holds for both jobs
 
 
 def _busy(summary: Summary) -> float | None:
@@ -51,20 +51,20 @@ def _busy(summary: Summary) -> float | None:
     return ratio(total, sum(device.samples for device in devices))
 
 
-def _analysed(summary: Summary) -> float:
-    return 100.0 if summary.times_real_time else 0.0
+def _analysed(summary: Summary) -> bool:
+    return bool(summary.times_real_time)
 
 
-def _metered(summary: Summary) -> float | None:
-    return summary.energy_measured_percent
+def _metered(summary: Summary) -> bool:
+    return (summary.energy_measured_percent or 0.0) >= NEARLY_ALL
 
 
 def _audio_per_chunk(summary: Summary) -> float | None:
     return ratio(summary.audio_hours * 3600, summary.done - summary.facts.done_of_unknown_length)
 
 
-def _plain(digits: int, unit: str = "") -> Say:
-    return lambda value: f"{number(value, digits)} {unit}".rstrip()
+def _plain(digits: int) -> Say:
+    return lambda value: number(value, digits)
 
 
 FIGURES = (
@@ -78,7 +78,7 @@ FIGURES = (
     Kind("audio_hours", "audio-hours", _plain(2)),
     Kind("wall_s", "running time", duration, LONG),
     Kind("gpu_hours", "GPU-hours", _plain(2)),
-    Kind("busy_mean_percent", "busy, mean of all devices", _plain(0, "%"), MUCH, 1, _busy, True, _analysed),
+    Kind("busy_mean_percent", "busy, mean of all devices", share_words, MUCH, 1, _busy, True, _analysed),
     Kind("audio_s_per_chunk", "seconds of audio per chunk", _plain(1), LONG, find=_audio_per_chunk),
     Kind("chunk_p50_s", "seconds per chunk, p50", _plain(2), LONG, -1, lambda s: s.chunk_s.p50 if s.chunk_s else None),
     Kind("chunk_p95_s", "seconds per chunk, p95", _plain(2), LONG, -1, lambda s: s.chunk_s.p95 if s.chunk_s else None),
@@ -268,9 +268,9 @@ def _figure(kind: Kind, this: Summary, other: Summary, *, judged: bool) -> Figur
     find = kind.find or attrgetter(kind.key)
     ours = find(this)
     theirs = find(other)
-    our_words = UNKNOWN if ours is None else kind.say(ours)
-    their_words = UNKNOWN if theirs is None else kind.say(theirs)
-    comparable = kind.needs is None or min(kind.needs(this) or 0.0, kind.needs(other) or 0.0) >= NEARLY_ALL
+    our_words = kind.say(ours)
+    their_words = kind.say(theirs)
+    comparable = kind.needs is None or (kind.needs(this) and kind.needs(other))
     if ours is None or theirs is None:
         change = UNKNOWN
     elif not comparable:

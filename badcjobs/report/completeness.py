@@ -6,6 +6,7 @@ scratch database.
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +18,13 @@ from typing import Any, NamedTuple
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import ArrayShape, Place, not_none
 from badcjobs.paths import RunFolder, shell_line
+from badcjobs.report.summary import chunk_name
 from badcjobs.report.verdict import news_words
 from badcjobs.run_toml import FrozenRun
 from badcjobs.settings import RunSettings
 from badcjobs.sources.open import Sources, open_sources, open_sources_of
 from badcjobs.sources.places import gives_places, place_sources, place_words
-from badcjobs.store.connect import is_job_database, read_only_uri, reading
+from badcjobs.store.connect import read_only_uri, reading
 from badcjobs.store.read_job import known_lengths, merged_files, read_outline
 from badcjobs.store.read_model import Completeness, Freshness, JobFacts, TaskFacts
 from badcjobs.store.submission_record import NO_NOTE, Trace, find_trace
@@ -34,7 +36,7 @@ Indices = set[int | None]  # of an array; None: a row that belongs to no array t
 IndexOf = Callable[[int, int], int | None]  # see find_shares
 
 NOT_LISTED = "not listed"  # the state of a row that is in no task
-_BATCH = 10_000  # rows between two progress messages
+_STEP = 10_000  # rows between two progress messages
 _EXAMPLES = 5
 _SCRATCH = """
     PRAGMA journal_mode = OFF;
@@ -61,26 +63,18 @@ class _Compared(NamedTuple):
 
 
 def prove_complete(database: Path, facts: JobFacts, progress: Progress) -> Completeness:
-    """Compare the sources of a run with its job database; what cannot be compared is a remark, not an error.
-
-    The sources of several runs (the waves of a plan) are compared together; then no commands are suggested.
-    """
+    """Compare the sources of a run with its job database; what cannot be compared is a remark, not an error."""
     try:
-        runs = _find_frozen(database.absolute().parent, facts.file_folders)
+        run, frozen = _find_frozen(database.absolute().parent, facts.file_folders)
     except BadInput as error:
-        return _describe(facts.chunks, facts, (), why_unknown=_reason(error))
-    run, frozen = runs[0]
-    shape = frozen.array if len(runs) == 1 else None
+        return replace(_describe(facts.chunks, facts, ()), why_unknown=_reason(error))
     try:
-        sources = [_open_frozen_sources(frozen) for _, frozen in runs]
-        compared = _compare(database, facts, sources, shape, progress)
+        compared = _compare(database, facts, _open_frozen_sources(frozen), frozen.array, progress)
     except BadInput as error:
-        compared = _not_compared(facts, shape, _reason(error))
+        compared = _not_compared(facts, frozen.array, _reason(error))
     except (OSError, sqlite3.Error) as error:
-        noun = "source" if len(runs) == 1 else "sources"
-        compared = _not_compared(facts, shape, f"the {noun} cannot be compared with the job database: {error}")
-    if len(runs) > 1:
-        return compared.proof
+        why = f"the source cannot be compared with the job database: {error}"
+        compared = _not_compared(facts, frozen.array, why)
     return _with_commands(compared, facts, run, frozen)
 
 
@@ -121,33 +115,16 @@ def absent_indices(facts: JobFacts, shape: ArrayShape | None) -> list[int]:
     return [index for index in shape.indices if index not in present]
 
 
-def _find_frozen(beside: Path, file_folders: Sequence[str]) -> list[tuple[RunFolder, FrozenRun]]:
-    """Return the run whose tasks were merged: beside the job database or, if that is elsewhere, above the tasks.
-
-    Returns several if the task databases are from several runs; then each needs its run.toml.
-    """
-    own = RunFolder(beside)
-    frozen = _read_frozen(own)
-    if frozen is not None:
-        return [(own, frozen)]
-
-    # Resolved, because one run may have been given by two paths.
-    above = {}
-    for folder in file_folders:
-        if Path(folder).name == "tasks":
-            path = (beside / folder).parent
-            above[path.resolve()] = RunFolder(path)
-    runs = []
-    for run in above.values():
+def _find_frozen(beside: Path, file_folders: Sequence[str]) -> tuple[RunFolder, FrozenRun]:
+    """Return the run whose tasks were merged: beside the job database or, if that is elsewhere, above the tasks."""
+    above = {(beside / folder).parent.resolve() for folder in file_folders if Path(folder).name == "tasks"}
+    for run in map(RunFolder, (beside, *above)):
         frozen = _read_frozen(run)
+        if frozen is not None and run.path != beside and len(above) > 1:
+            raise BadInput("the task databases are from several runs, each with its own source")
         if frozen is not None:
-            runs.append((run, frozen))
-    if not runs:
-        raise BadInput("no run.toml beside the job database")
-    if len(runs) < len(above):  # the rows of the others cannot be compared
-        why = "its task databases are from several runs, and not all of them have one"
-        raise BadInput("no run.toml beside the job database", why=why)
-    return runs
+            return run, frozen
+    raise BadInput("no run.toml beside the job database")
 
 
 def _read_frozen(run: RunFolder) -> FrozenRun | None:
@@ -195,45 +172,26 @@ def find_shares(tasks: Sequence[TaskFacts], shape: ArrayShape | None, *, by_mani
     return lambda row, part: indices[row // step % shape.count]
 
 
-class _SourceRows:
-    """The rows of the sources, in a scratch database."""
-
-    def __init__(self, db: sqlite3.Connection, index_of: IndexOf | None, progress: Progress) -> None:
-        self._db = db
-        self._index_of = index_of
-        self._progress = progress
-        self._batch: list[tuple[str, str, int | None]] = []
-        self._rows = 0
-        db.executescript(_SCRATCH)
-
-    def add(self, row: int, part: int, key: tuple[str, str]) -> None:
-        """Add a row of a source."""
-        index = None if self._index_of is None else self._index_of(row, part)
-        self._batch.append((*key, index))
-        self._rows += 1
-        if len(self._batch) == _BATCH:
-            self.flush()
-            self._progress(self._rows)
-
-    def flush(self) -> None:
-        """Write the rows; a repeated row counts once, because it is done once."""
-        self._db.executemany("INSERT OR IGNORE INTO row VALUES (?, ?, ?)", self._batch)
-        self._batch.clear()
-
-
 def _compare(
-    database: Path, facts: JobFacts, sources: Sequence[Sources], shape: ArrayShape | None, progress: Progress
+    database: Path, facts: JobFacts, sources: Sources, shape: ArrayShape | None, progress: Progress
 ) -> _Compared:
     """Compare the sources of a run with its job database."""
-    by_manifest = len(sources) == 1 and sources[0].manifests_listed is not None
-    index_of = find_shares(facts.tasks, shape, by_manifest=by_manifest)
-    cuts_recordings = any(source.cutting.cuts_recordings for source in sources)
-    lengths = known_lengths(database) if cuts_recordings else {}
+    index_of = find_shares(facts.tasks, shape, by_manifest=sources.manifests_listed is not None)
+    lengths = {}
+    if sources.cutting.cuts_recordings:
+        lengths = known_lengths(database)
+    numbers = itertools.count(1)
     with closing(sqlite3.connect("", isolation_level=None, uri=True)) as db:  # in memory, or on disk
-        rows = _SourceRows(db, index_of, progress)
-        for source in sources:
-            source.read_identities(rows.add, lengths)
-        rows.flush()
+
+        def add(row: int, part: int, key: tuple[str, str]) -> None:
+            """Add a row of a source; a repeated row counts once, because it is done once."""
+            db.execute("INSERT OR IGNORE INTO row VALUES (?, ?, ?)", (*key, index_of and index_of(row, part)))
+            number = next(numbers)
+            if number % _STEP == 0:
+                progress(number)
+
+        db.executescript(_SCRATCH)
+        sources.read_identities(add, lengths)
         db.execute("COMMIT")
         db.execute("ATTACH ? AS job", (read_only_uri(database),))
         left_out = db.execute(_SET_ASIDE).rowcount  # they are neither done nor missing
@@ -244,17 +202,17 @@ def _compare(
             states[state] += many
             indices[state].add(index)
         unlisted = indices[NOT_LISTED]
-        missing: list[int] = []
-        if unlisted:
-            missing = [index for index in absent_indices(facts, shape) if index in unlisted or index_of is None]
-        strangers = sum(facts.chunks.values()) - (sum(states.values()) - states[NOT_LISTED])
+        missing = absent_indices(facts, shape)
+        if index_of is not None or not unlisted:
+            missing = [index for index in missing if index in unlisted]
         proof = replace(
             _describe(states, facts, missing),
+            expected=sum(states.values()),
+            not_listed=states[NOT_LISTED],
             left_out=left_out,
-            strangers=strangers,
-            # Rows of missing tasks are reported by the array index.
-            not_listed_examples=_only_in(db, "main.row", "job.chunk") if unlisted.difference(missing) else (),
-            strangers_examples=_only_in(db, "job.chunk", "main.row") if strangers else (),
+            strangers=sum(facts.chunks.values()) - (sum(states.values()) - states[NOT_LISTED]),
+            not_listed_examples=_only_in(db, "main.row", "job.chunk"),
+            strangers_examples=_only_in(db, "job.chunk", "main.row"),
         )
     if index_of is None:
         return _by_tasks(proof, facts)
@@ -263,8 +221,8 @@ def _compare(
 
 
 def _not_compared(facts: JobFacts, shape: ArrayShape | None, why: str) -> _Compared:
-    proof = _describe(facts.chunks, facts, absent_indices(facts, shape), why_unknown=why)
-    return _by_tasks(proof, facts)
+    proof = _describe(facts.chunks, facts, absent_indices(facts, shape))
+    return _by_tasks(replace(proof, why_unknown=why), facts)
 
 
 def _by_tasks(proof: Completeness, facts: JobFacts) -> _Compared:
@@ -287,23 +245,18 @@ def _only_in(db: sqlite3.Connection, here: str, not_here: str) -> tuple[str, ...
                 SELECT 1 FROM {not_here} b WHERE b.recording_id = a.recording_id AND b.chunk_id = a.chunk_id)
             ORDER BY recording_id, chunk_id LIMIT {_EXAMPLES}"""
     )
-    return tuple(recording if recording == chunk else f"{recording} {chunk}" for recording, chunk in rows)
+    return tuple(chunk_name(recording, chunk) for recording, chunk in rows)
 
 
-def _describe(
-    states: Mapping[str, int], facts: JobFacts, missing: Sequence[int], why_unknown: str | None = None
-) -> Completeness:
+def _describe(states: Mapping[str, int], facts: JobFacts, missing: Sequence[int]) -> Completeness:
     """Return the states of the rows of the source or, if that is not known, of the job database."""
     return Completeness(
-        expected=None if why_unknown else sum(states.values()),
-        why_unknown=why_unknown,
         listed=sum(facts.chunks.values()),
         done=states.get("done", 0),
         failed=states.get("failed", 0),
         poison=states.get("poison", 0),
         pending=states.get("pending", 0),
         elsewhere=states.get("skipped", 0),
-        not_listed=None if why_unknown else states.get(NOT_LISTED, 0),
         missing_indices=tuple(missing),
     )
 
@@ -340,11 +293,10 @@ def _total(proof: Completeness) -> int:
 
 def find_remarks(db: sqlite3.Connection, database: Path, progress: Progress) -> list[str]:
     """Return remarks for an export: the job database is out of date, or its run is not complete."""
-    is_job = is_job_database(db)
     try:
         facts = read_outline(db, database.parent)
         places = count_places(db)
-        proof = prove_complete(database, facts, progress) if is_job else _describe(facts.chunks, facts, ())
+        proof = prove_complete(database, facts, progress)
     except (sqlite3.Error, ValueError, OSError):  # damage elsewhere must not stop the export
         return []
     remarks = []
@@ -359,11 +311,10 @@ def find_remarks(db: sqlite3.Connection, database: Path, progress: Progress) -> 
 
     total = _total(proof)
     if proof.done < total:
-        noun = "run" if is_job else "task"
         failed = proof.failed + proof.poison
         left = total - proof.done - failed
         counts = f"{proof.done:,} of {count(total, 'chunk')} done, {failed:,} failed, {left:,} left"
-        remarks.append(f"the {noun} is not complete: {counts}; only chunks that are done have detections")
+        remarks.append(f"the run is not complete: {counts}; only chunks that are done have detections")
     elif total and proof.why_unknown:
         remarks.append(f"not known whether the run is complete: {proof.why_unknown}")
     return remarks

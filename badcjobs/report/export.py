@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import tzinfo
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -165,7 +167,7 @@ def _export_labels(job: _Job) -> Exported:
         _need_empty(order)  # another export may have been faster
     notes = []
     if not labels.written + labels.left_out:
-        notes.append(f"nothing to export: {_why_nothing(order)}")
+        notes.append(_NOTHING)
     if labels.left_out:
         rule = LABEL_FORMS[order.form].rule
         notes.append(f"{count(labels.left_out, 'detection')} left out: {rule}; --format csv has all")
@@ -238,10 +240,7 @@ def _need_empty(order: ExportOrder) -> None:
         )
 
 
-def _why_nothing(order: ExportOrder) -> str:
-    if order.species or order.min_score is not None:
-        return "no detection has these species and scores"
-    return "the job has no detections"
+_NOTHING = "nothing to export: the job has no detections with these species and scores"
 
 
 @contextmanager
@@ -331,32 +330,28 @@ def _write_areas(heard: JobDetections, order: ExportOrder, progress: Progress) -
         )
     names = area_names([None, *not_none(areas)], taken=ALL, nameless=NAMELESS)
     make_folder(folder)
-    all_of_them = folder / f"{ALL}.{order.form}"
-    files = list[ExportedFile]()
-    total = 0
-    batches = heard.batches(order.form)
-    with _writer(order, all_of_them, COLUMNS) as write_all:
-        area, batch = next(batches, (None, None))
-        if None not in areas and area is None and batch is not None:
-            areas = [None, *areas]  # recordings that are in no table
-        for current in areas:
-            target = folder / f"{names[current]}.{order.form}"
-            rows = 0
-            with _writer(order, target, COLUMNS) as write:
-                while batch is not None and area == current:
+    rows = dict[str | None, int]()
+    with _writer(order, folder / f"{ALL}.{order.form}", COLUMNS) as write_all:
+        for area, batches in groupby(heard.batches(order.form), key=itemgetter(0)):
+            rows[area] = 0
+            with _writer(order, folder / f"{names[area]}.{order.form}", COLUMNS) as write:
+                for _, batch in batches:
                     write(batch)
                     write_all(batch)
-                    rows += len(batch)
-                    progress(VIEW, total + rows, None)
-                    area, batch = next(batches, (None, None))
-            total += rows
-            files.append(ExportedFile(str(target), VIEW, rows))
-    return [ExportedFile(str(all_of_them), VIEW, total), *files]
+                    rows[area] += len(batch)
+                    progress(VIEW, sum(rows.values()), None)
+    for area in areas:
+        if area not in rows:  # nothing was detected there
+            rows[area] = 0
+            with _writer(order, folder / f"{names[area]}.{order.form}", COLUMNS):
+                pass
+    files = [(ALL, sum(rows.values())), *((names[area], many) for area, many in rows.items())]
+    return [ExportedFile(str(folder / f"{name}.{order.form}"), VIEW, many) for name, many in files]
 
 
 def _notes(heard: JobDetections, order: ExportOrder, files: Sequence[ExportedFile]) -> Iterator[str]:
     if not files[0].rows:
-        yield f"nothing to export: {_why_nothing(order)}; the file has a header and no rows"
+        yield f"{_NOTHING}; the file has a header and no rows"
     gaps = heard.gaps()
     folder = order.output if order.needs_folder else None
     yield from gap_lines(gaps, order.patterns, nameless=f"{NAMELESS}.{order.form}" if folder else None)

@@ -38,7 +38,7 @@ from badcjobs.report.document import DEVICE_KEYS, KEYS, TASK_KEYS, document_of
 from badcjobs.report.page import page
 from badcjobs.report.progress import RUNNING, Outlook
 from badcjobs.report.prometheus import job_samples, prometheus_lines
-from badcjobs.report.rules import NOTE, PROBLEM, SEVERITIES, general_words, known_texts, say
+from badcjobs.report.rules import PROBLEM, SEVERITIES, general_words, known_texts, say
 from badcjobs.report.summary import Bill, Finding, StateSummary, Summary, summarize
 from badcjobs.report.tables import WIDTH
 from badcjobs.report.text import comparison_markdown, comparison_text, markdown, next_lines, summary_text
@@ -73,9 +73,6 @@ def finish_job(
     except NoTaskDatabases as error:
         raise _why_none(order.inputs, error) from None
     summary = summarize_database(order.target, reading_source, clock.now_ms(), ask_queue, **how)
-    # A database that was published during the merge is no reason to merge again.
-    command = summary.merged.command if summary.merged.new else None
-    summary = replace(summary, merged=replace(summary.merged, changed=0, command=command))
     report = order.target.with_name("report.html")
     why_no_report = None
     try:
@@ -140,8 +137,6 @@ def _billing_of(runs: Iterable[Path]) -> Billing | None:
 
 def _bill(facts: JobFacts, runs: Sequence[Path], billing: Billing | None) -> Bill | None:
     """Return the bill of the tasks that ran under Slurm: of nothing else is anything billed."""
-    if billing is None:
-        return None
     jobs = {task.job_id for task in facts.tasks if not task.is_local}
     local_arrays = {job for job in jobs if any(rows_in(run, job).exists() for run in runs)}
     tasks = tuple(task for task in facts.tasks if task.job_id in jobs - local_arrays)
@@ -261,8 +256,7 @@ class _Candidate(NamedTuple):
 
     finding: Finding
     wants: tuple[str, ...]
-    nodes: frozenset[str]  # the nodes concerned
-    exclude: frozenset[str]  # those to exclude
+    exclude: frozenset[str]  # nodes
 
 
 def find(summary: Summary) -> tuple[Finding, ...]:
@@ -272,17 +266,13 @@ def find(summary: Summary) -> tuple[Finding, ...]:
     if all(task.is_local for task in summary.facts.tasks):  # no Slurm: no node to exclude
         return tuple(candidate.finding for candidate in chosen)
 
-    # All nodes to exclude go into the first such line: sbatch uses only the last of several.
-    excluded = sorted(frozenset[str]().union(*(candidate.exclude for candidate in chosen)))
-    line = f"#SBATCH --exclude={','.join(excluded)}"
-    findings = []
-    for finding, _, _, exclude in chosen:
-        if exclude and line:
-            finding = replace(finding, lines=(*finding.lines, line))
-            line = ""
-        elif exclude:
-            finding = replace(finding, advice=f"{finding.advice} The --exclude line above includes it.")
-        findings.append(finding)
+    # All nodes to exclude go into one line: sbatch uses only the last of several.
+    excluding = [place for place, candidate in enumerate(chosen) if candidate.exclude]
+    findings = [candidate.finding for candidate in chosen]
+    if excluding:
+        nodes = sorted(frozenset[str]().union(*(candidate.exclude for candidate in chosen)))
+        first = findings[excluding[0]]
+        findings[excluding[0]] = replace(first, lines=(*first.lines, f"#SBATCH --exclude={','.join(nodes)}"))
     return tuple(findings)
 
 
@@ -307,34 +297,24 @@ def _candidates(summary: Summary) -> Iterator[_Candidate]:
                 subjects=tuple(dict.fromkeys(map(plain, case.get("subjects", ())))),
                 gpu_hours=None if cost_s is None else cost_s / 3600,
             )
-            exclude = case["exclude"] if rule.excludes else frozenset()
-            yield _Candidate(finding, rule.wants, case.get("at", frozenset()), exclude)
+            yield _Candidate(finding, rule.wants, case.get("exclude", frozenset()))
 
 
 def _one_per_cause(ranked: Sequence[_Candidate], summary: Summary) -> list[_Candidate]:
-    """Return the findings without those that a worse one explains or contradicts.
+    """Return the findings without those that contradict a worse one.
 
-    A slow device whose clock was reduced has one cause. Where no chunk was done, how busy the GPUs were says nothing.
-    An option is suggested once.
+    Where no chunk was done, how busy the GPUs were says nothing. An option is suggested once.
     """
     nothing_done = summary.chunks > 0 and not summary.done
-    slowed = set[str]()
-    for candidate in ranked:
-        if candidate.finding.kind.startswith("throttled"):
-            slowed |= {*candidate.finding.subjects, *candidate.nodes}
-
     chosen = list[_Candidate]()
     wanted = set[str]()
     options = set[str]()
     for candidate in ranked:
         finding = candidate.finding
         opposed = any(_OPPOSITE[want[0]] + want[1:] in wanted for want in candidate.wants)
-        explained = finding.kind.startswith("straggler") and slowed.issuperset(finding.subjects)
-        if opposed or explained or (nothing_done and finding.kind in _OF_USE):
+        if opposed or (nothing_done and finding.kind in _OF_USE):
             continue
         lines = tuple(line for line in finding.lines if "=" not in line or line.partition("=")[0] not in options)
-        if finding.severity == NOTE and finding.lines and not lines and not candidate.exclude:
-            continue
         wanted.update(candidate.wants)
         options.update(line.partition("=")[0] for line in lines if line.startswith("#SBATCH"))
         chosen.append(candidate._replace(finding=replace(finding, lines=lines)))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from statistics import median
 from typing import Any, NamedTuple
 
-from badcjobs.model import AUDIO_FAULTS, CHARTED, load_word, not_none
+from badcjobs.model import AUDIO_FAULTS, CHARTED, load_word
 from badcjobs.report.progress import KILLED, OUTDATED, RUNNING, SILENT, state_words
-from badcjobs.report.rules_devices import LEAST_PEERS, LEAST_TRIES, Peer, find_stragglers, peer_groups
-from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, StateSummary, Summary, count_devices, ratio, sum_known
+from badcjobs.report.summary import STATE_WORDS, StateSummary, Summary, chunk_name, ratio, sum_known
 from badcjobs.report.tables import Cell, Row, Table, columns
 from badcjobs.report.verdict import alert_lines
 from badcjobs.store.read_model import Completeness, DeviceFacts, GapFacts, TaskFacts
@@ -29,39 +27,32 @@ from badcjobs.words import (
 
 MOST_ROWS = 200  # of a table, or names in a finding, on a page
 _LONGEST_MESSAGE = 1000
-_SHORTEST_MESSAGE = 300
-_ALL_MESSAGES = 300_000  # characters: a page should stay small enough to send
-_NEARLY_ALL_OF_A_STATE = 90.0  # percent
 _LAST_LINE = 500  # characters of an engine error, in text
 
 
-# --- the lists and tables of text and notebook ------------------------------------------------------------------------
+# --- the lists of the text --------------------------------------------------------------------------------------------
 
 
-def report_parts(summary: Summary, most: int, most_devices: int = 0) -> Iterator[tuple[str, list[str] | Table]]:
-    """Yield the parts below the findings: a heading, and a table or the first lines of a list."""
+def detail_lists(summary: Summary, most: int) -> Iterator[list[str]]:
+    """Yield the lists below the findings, each with its first lines."""
     facts = summary.facts
-    proof = summary.completeness
-    yield "Alerts", [f"alert: {line}" for line in alert_lines(summary.alerts)]
-    for where, examples, many in (
-        ("in no task", proof.not_listed_examples, proof.not_listed),
-        ("not in the source", proof.strangers_examples, proof.strangers),
-    ):
-        if examples:
-            yield f"Rows {where}", _first([f"{where}: {name}" for name in examples], many or 0, most, "more")
-    if summary.states:
-        yield "Time and energy", state_table(summary.states)
-    if summary.devices and most_devices:
-        yield "Devices", device_table(summary, most_devices)
+    yield [f"alert: {line}" for line in alert_lines(summary.alerts)]
+    for where, examples, many in _strays(summary.completeness):
+        yield _first([f"{where}: {name}" for name in examples], many, most, "more")
     tasks = list(_unwell_tasks(summary))
-    yield "Array tasks", _first(tasks, len(tasks), most, "more tasks (--json lists all)")
-    yield "Gaps in telemetry", _gap_lines(facts.gaps)
-    if facts.labels:
-        yield "Detections", label_table(summary, most).without("share")
-        yield "", _first([], len(facts.labels) - most, 0, "more labels")
-    yield "Failed chunks", _failed_lines(summary, most)
+    yield _first(tasks, len(tasks), most, "more tasks (--json lists all)")
+    yield _gap_lines(facts.gaps)
+    yield _failed_lines(summary, most)
     files = [f"file {path}: {remark}" for path, remark in facts.file_remarks]
-    yield "Files with a remark", _first(files, len(files), most, "more files (in job.sqlite, table source_file)")
+    yield _first(files, len(files), most, "more files (in job.sqlite, table source_file)")
+
+
+def _strays(proof: Completeness) -> Iterator[tuple[str, tuple[str, ...], int]]:
+    """Yield rows that are only in the source, or only in the job: the first ones, and how many there are."""
+    if proof.not_listed_examples:
+        yield "in the source, in no task", proof.not_listed_examples, proof.not_listed or 0
+    if proof.strangers_examples:
+        yield "in the job, not in the source", proof.strangers_examples, proof.strangers or 0
 
 
 def _unwell_tasks(summary: Summary) -> Iterator[str]:
@@ -103,10 +94,8 @@ def _first(lines: list[str], many: int, most: int, noun: str) -> list[str]:
 
 def failure(recording_id: str, chunk_id: str, error_class: str, error: str) -> str:
     """Return a failed chunk and the last line of the engine error."""
-    name = recording_id if recording_id == chunk_id else f"{recording_id} {chunk_id}"
     last_line = error.strip().rpartition("\n")[2][:_LAST_LINE]
-    ending = f": {last_line}" if last_line else ""
-    return f"{name} ({error_class}){ending}"
+    return f"{chunk_name(recording_id, chunk_id)} ({error_class}): {last_line or 'no message'}"
 
 
 # --- cells ------------------------------------------------------------------------------------------------------------
@@ -136,7 +125,7 @@ def _load(percent: float) -> str:
 
 
 def state_table(states: Mapping[str, StateSummary]) -> Table:
-    """Return the time and energy of all devices by state; if a part is missing, how much of the time was measured."""
+    """Return the time and energy of all devices by state."""
     rows = [(STATE_WORDS[state], states[state]) for state in STATE_WORDS if state in states]
     total = _total(states.values())
     energies_wh = energies([state.energy_wh for _, state in [*rows, ("total", total)]])
@@ -156,10 +145,7 @@ def state_table(states: Mapping[str, StateSummary]) -> Table:
     heads = columns(
         "<what the GPUs did", "GPU time", "of the time", "of it busy", "energy", "of the energy", "measured"
     )
-    table = Table("state-table", "What the GPUs did with their time and energy", heads, lines[:-1], lines[-1])
-    least = min(not_none(state.measured_percent for state in states.values()), default=100.0)
-    all_measured = (total.measured_percent or 0.0) >= NEARLY_ALL and least >= _NEARLY_ALL_OF_A_STATE
-    return table.without("measured") if total.energy_wh is None or all_measured else table
+    return Table("state-table", "What the GPUs did with their time and energy", heads, lines[:-1], lines[-1])
 
 
 def _total(states: Collection[StateSummary]) -> StateSummary:
@@ -176,7 +162,7 @@ def _total(states: Collection[StateSummary]) -> StateSummary:
     )
 
 
-def device_table(summary: Summary, most: int = MOST_ROWS) -> Table:
+def device_table(summary: Summary) -> Table:
     """Return the devices of all tasks, those with trouble first; if there are too many, the least busy."""
     devices = summary.devices
     heads = columns(
@@ -196,11 +182,9 @@ def device_table(summary: Summary, most: int = MOST_ROWS) -> Table:
         "samples",
         "gaps",
     )
-    rows = [_device_row(device) for device in sorted(devices, key=trouble_rank)[:most]]
-    caption = _caption("Devices", len(devices), "device_summary", most)
-    table = Table("device-table", caption, heads, rows, of=len(devices))
-    one_model = len({device.name for device in devices}) == 1
-    return table.without("model") if one_model else table  # the model is named above the table
+    rows = [_device_row(device) for device in sorted(devices, key=trouble_rank)[:MOST_ROWS]]
+    caption = _caption("Devices", len(devices), "device_summary")
+    return Table("device-table", caption, heads, rows, of=len(devices))
 
 
 def _device_row(device: DeviceFacts) -> Row:
@@ -213,9 +197,6 @@ def _device_row(device: DeviceFacts) -> Row:
     if utilization is not None:
         values = (utilization.p50, utilization.p95, utilization.maximum)
         ranks = Cell("/".join(fixed(value, 0) for value in values), utilization.p50)
-    gaps = duration(device.gap_s) if device.gap_s else "none"
-    if not device.gap_s and not device.samples:
-        gaps = UNKNOWN
     energy_wh = device.energy_j and device.energy_j / 3600
     return (
         device.task,
@@ -230,7 +211,7 @@ def _device_row(device: DeviceFacts) -> Row:
         _cell(device.power_mean_w, power),
         _cell(energy_wh, energy),
         _cell(device.samples),
-        Cell(gaps, device.gap_s),
+        _cell(device.gap_s, duration),
     )
 
 
@@ -243,12 +224,12 @@ def trouble_rank(device: DeviceFacts) -> tuple[bool, float]:
     return not trouble, 101.0 if busy is None else busy
 
 
-def _caption(noun: str, many: int, table: str, most: int = MOST_ROWS) -> str:
+def _caption(noun: str, many: int, table: str) -> str:
     """Return the caption of a table; if it has only the first of many rows, with the command that writes all."""
-    if many <= most:
+    if many <= MOST_ROWS:
         return noun
     command = f"badcjobs export job.sqlite --table {table} -o {table}.csv"
-    return f"{noun}: the first {most} of {many:,}, trouble first; all of them: {command}"
+    return f"{noun}: the first {MOST_ROWS} of {many:,}, trouble first; all of them: {command}"
 
 
 _ORDER = {KILLED: 0, "failed": 1, SILENT: 2, "stopped": 3, RUNNING: 4, OUTDATED: 4}
@@ -257,55 +238,6 @@ _ORDER = {KILLED: 0, "failed": 1, SILENT: 2, "stopped": 3, RUNNING: 4, OUTDATED:
 def trouble_first(summary: Summary) -> list[TaskFacts]:
     """Return the tasks; those that need attention come first, and those that are done last."""
     return sorted(summary.facts.tasks, key=lambda task: (_ORDER.get(task.state, len(_ORDER)), -task.failed))
-
-
-# --- stragglers: devices that were slower than others of the same model -----------------------------------------------
-
-
-def straggler_table(summary: Summary) -> tuple[Table | None, str]:
-    """Return the devices that were slower than their peers, as in the findings, and what was compared.
-
-    No table: there was nothing to compare.
-    """
-    groups = peer_groups(summary.facts.tasks, summary.devices)
-    needed = f"this needs {LEAST_PEERS} devices of one model with the same work and {LEAST_TRIES} chunks each"
-    if not groups:
-        return None, f"No devices were compared: {needed}." if summary.devices else "No device was used."
-    rows = []
-    medians = []
-    for peers in groups:
-        middle = median(peer.rate for peer in peers)
-        model = peers[0].rows[0].name or "same model"
-        medians.append(f"{number(middle)} {peers[0].unit} on {model}")
-        rows += [_straggler_row(peer, model, middle) for peer in find_stragglers(peers)]
-    compared = sum(map(len, groups))
-    about = f"{count(compared, 'device')} compared with the median speed of the same model while working: "
-    about += f"{'; '.join(medians)}."
-    left = count_devices(summary.devices) - compared
-    if left:
-        about += f" {count(left, 'other was', 'others were')} not compared: {needed}."
-    if len(rows) > MOST_ROWS:
-        about += f" The table shows {MOST_ROWS} of {len(rows):,} slow devices; --json lists all in the finding."
-    heads = columns(
-        "<device", "<model", "of the median speed", "speed", "chunk p50", "longest", "hottest", "<held back by"
-    )
-    caption = "Devices that were slower than their peers by more than chance"
-    return Table("straggler-table", caption, heads, rows[:MOST_ROWS], of=len(rows)), about
-
-
-def _straggler_row(peer: Peer, model: str, middle: float) -> Row:
-    hottest_c = max(not_none(row.temperature_max_c for row in peer.rows), default=None)
-    longest_s = max(row.work.chunk_max_s or 0.0 for row in peer.rows)
-    return (
-        peer.label,
-        model,
-        _cell(100 * peer.rate / middle, _percent),
-        Cell(f"{number(peer.rate)} {peer.unit}", peer.rate),
-        _cell(peer.chunk_p50_s, _seconds),
-        _cell(longest_s, _seconds),
-        _cell(hottest_c, temperature),
-        peer.held_back or UNKNOWN,
-    )
 
 
 # --- the charts in numbers --------------------------------------------------------------------------------------------
@@ -327,27 +259,15 @@ def reading_table(summary: Summary) -> Table:
         if not readings:
             continue
         name, say = SPOKEN[metric]
-        means = [reading.mean for reading in readings]
         samples = sum(reading.samples for reading in readings)
         values = (
             min(reading.minimum for reading in readings),
-            min(means),
             sum(reading.mean * reading.samples for reading in readings) / samples,
-            max(means),
             max(reading.p95 for reading in readings),
             max(reading.maximum for reading in readings),
         )
         rows.append((name, *(Cell(say(value), value) for value in values), _cell(samples)))
-    heads = columns(
-        "<metric",
-        "smallest reading",
-        "lowest mean of a device",
-        "mean of all",
-        "highest mean of a device",
-        "highest p95 of a device",
-        "largest reading",
-        "samples",
-    )
+    heads = columns("<metric", "smallest reading", "mean", "highest p95 of a device", "largest reading", "samples")
     return Table("reading-table", "The charts in numbers, over all devices and the full time", heads, rows)
 
 
@@ -412,7 +332,6 @@ def _failed_table(summary: Summary) -> Table:
     caption = "Chunks that failed for good"
     if summary.failed > len(chunks):
         caption = f"The first {len(chunks):,} of {summary.failed:,} chunks that failed for good; job.sqlite has all"
-    longest = max(_SHORTEST_MESSAGE, min(_LONGEST_MESSAGE, _ALL_MESSAGES // max(1, len(chunks))))
     heads = columns("<recording", "<chunk", "<state", "tries", "<class", "<<error")
     rows: list[Row] = [
         (
@@ -421,7 +340,7 @@ def _failed_table(summary: Summary) -> Table:
             chunk.status,
             _cell(chunk.attempts),
             chunk.error_class,
-            shortened(chunk.error, longest),
+            shortened(chunk.error, _LONGEST_MESSAGE),
         )
         for chunk in chunks
     ]
@@ -454,15 +373,8 @@ def _task_table(summary: Summary) -> Table:
 def _about_devices(summary: Summary) -> str:
     if not summary.devices:
         return ""
-    many = count_devices(summary.devices)
-    models = {device.name for device in summary.devices}
     backends = sorted({device.backend for device in summary.devices})
-    sentences = [f"Readings come from {', '.join(backends)}."]
-    if len(models) == 1 and all(models):
-        sentences.insert(0, f"Model: {models.pop()}.")
-    if many < len(summary.devices):
-        sentences.insert(0, f"{count(many, 'device')}, one row per array task that used it.")
-    return " ".join(sentences)
+    return f"One row per device and array task. Readings come from {', '.join(backends)}."
 
 
 def shortened(message: str, longest: int) -> str:
@@ -474,25 +386,19 @@ def shortened(message: str, longest: int) -> str:
     return f"{message[:half]}\n[… {left_out:,} characters left out; job.sqlite has them …]\n{message[-half:]}"
 
 
-def label_table(summary: Summary, most: int | None = None) -> Table:
-    """Return the detections by label, or the most frequent labels."""
+def label_table(summary: Summary) -> Table:
+    """Return the detections by label."""
     total = summary.detections
     rows: list[Row] = [
         (label, name or "", _cell(many), _cell(100 * many / total, "{:.1f} %".format))
-        for label, name, many in summary.facts.labels[:most]
+        for label, name, many in summary.facts.labels
     ]
     return Table("label-table", "Detections by label", columns("<label", "<name", "detections", "share"), rows)
 
 
 def stray_table(proof: Completeness) -> Table:
     """Return rows that are in the source or in the job, but not in both."""
-    rows: list[Row] = []
-    for where, examples, many in (
-        ("in the source, in no task", proof.not_listed_examples, proof.not_listed),
-        ("in the job, not in the source", proof.strangers_examples, proof.strangers),
-    ):
-        if examples:
-            rows.append((where, _cell(many), "\n".join(examples)))
+    rows = [(where, _cell(many), "\n".join(examples)) for where, examples, many in _strays(proof)]
     return Table("stray-table", "Rows that do not match", columns("<where", "rows", "<<first rows"), rows)
 
 

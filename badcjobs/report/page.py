@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from badcjobs.model import CHARTED, ChartData, not_none
 from badcjobs.report import job_tables as tables
-from badcjobs.report.summary import STATE_WORDS, Finding, Summary, count_devices, devices_words
+from badcjobs.report.summary import STATE_WORDS, Finding, Summary, count_devices
 from badcjobs.report.tables import Table, table_html
 from badcjobs.report.verdict import MOST_FINDINGS, Verdict, bar, headlines, verdict_of
 from badcjobs.version import __version__
@@ -137,11 +137,6 @@ def _sections(summary: Summary, data: ChartData | None, drawn: Charts | None) ->
     yield _timeline(summary, data, drawn)
     yield _load(summary, drawn)
     yield _durations(summary, drawn)
-    slow, compared = tables.straggler_table(summary)
-    if slow is None:
-        yield Section("stragglers", "Stragglers", paragraph(compared), folded=True)
-    else:
-        yield Section("stragglers", "Stragglers", _table(slow, compared), slow.of, folded=True)
     for part in tables.page_tables(summary):
         table = part.table
         body = _table(table, part.about, part.empty)
@@ -222,7 +217,7 @@ def _timeline_chart(summary: Summary, drawn: Charts) -> str:
         for state, color in STATE_COLORS.items()
         if state in summary.states
     )
-    spoken = f"Timeline of {devices_words(summary.devices)}. Share of the time: {', '.join(shares)}."
+    spoken = f"Timeline of {count(len(summary.devices), 'device')}. Share of the time: {', '.join(shares)}."
     find = _FIND if len(summary.devices) > _MANY_ROWS else ""
     notes = "".join(paragraph(note, "quiet") for note in drawn.notes)
     return (
@@ -280,12 +275,9 @@ def _settings(summary: Summary, data: ChartData | None) -> Section:
     table = tables.setting_table(summary.facts.last_settings)
     if not table.rows:
         return Section("settings", "Settings", paragraph("The tasks have not recorded their settings."), folded=True)
-    about = "The settings of the task that started last"
+    about = "The settings of the task that started last."
     if data is not None and data.sets_of_settings > 1:
-        about += f"; the tasks of this job have {data.sets_of_settings:,} different sets"
-    elif data is not None and data.sets_of_settings:
-        about += "; all tasks have the same"
-    about += "."
+        about += f" The tasks of this job have {data.sets_of_settings:,} different sets."
     if data is not None and data.versions:
         about += f" The tasks ran badcjobs {', '.join(data.versions)}."
     return Section("settings", "Settings", _table(table, about), folded=True)

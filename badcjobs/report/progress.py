@@ -131,31 +131,27 @@ def estimate_rest(
     done = job.chunks.get("done", 0) - job.done_of_unknown_length
     audio_left_s = _audio_left_s(job, done, left)
     rest = None  # over what is done
+    gpu_left_s = None
+    wall_left_s = None
     if audio_left_s is not None and job.audio_processed_s > 0:
         rest = audio_left_s / job.audio_processed_s
-    gpu_left_s = rest * gpu_s if rest is not None and gpu_s > 0 else None
+        gpu_left_s = rest * gpu_s or None
+        wall_left_s = rest * wall_s or None
 
     # At the speed of the running tasks; the chunks left are weighted by their length.
     running = [task for task in job.tasks if task.state == RUNNING]
     last_sign_ms = max((task.last_sign_ms for task in running), default=0)
-    weighted = rest * done if rest and done > 0 else left
+    weighted = (rest or 0.0) * done or left
     paces = [task.done / task.wall_s for task in job.tasks if task.done and task.wall_s > 0]
     end_ms = expected_end_ms([progress_of(task) for task in running], weighted, paces)
-    wall_left_s = None
     if end_ms is not None:
         wall_left_s = (end_ms - last_sign_ms) / 1000
-    elif rest is not None and wall_s > 0:
-        # Without running tasks, those that have chunks left would be submitted again, with as many GPUs.
-        again = {} if not_listed else {task.part: task for task in job.tasks if task.pending}
-        gpus = sum(task.devices or 0 for task in running or again.values())
-        wall_left_s = rest * gpu_s / gpus if gpus and gpu_s > 0 else rest * wall_s
-
     end_at_ms = None
     if wall_left_s is not None:
         wall_left_s = with_start_and_longest(wall_left_s, job.tasks, starts=not running)
-        end_at_ms = last_sign_ms + round(1000 * wall_left_s) if running else None
-    if end_at_ms is not None and end_at_ms <= (now_ms or 0):
-        end_at_ms = None  # the estimate was wrong
+        end_at_ms = last_sign_ms + round(1000 * wall_left_s)
+    if not running or (end_at_ms or 0) <= (now_ms or 0):
+        end_at_ms = None  # there is none, or the estimate was wrong
     return Outlook(
         chunks=left,
         whole_source=not_listed is not None,
@@ -167,20 +163,11 @@ def estimate_rest(
 
 
 def _audio_left_s(job: JobFacts, done: int, left: int) -> float | None:
-    """Return the audio in the chunks left; those of unknown length count as the mean of those done, else of the others.
-
-    ``done``, of known length.
-    """
-    pending = job.chunks.get("pending", 0)
-    of_known_length = pending - job.left_of_unknown_length
-    unknown = left - of_known_length
+    """Return the audio in the chunks left; those of unknown length count as the mean of those ``done``."""
+    unknown = left - job.chunks.get("pending", 0) + job.left_of_unknown_length
     if not unknown:
         return job.audio_left_s
-    if done > 0:
-        return job.audio_left_s + unknown * job.audio_processed_s / done
-    if job.audio_left_s and of_known_length > 0:
-        return job.audio_left_s * (1 + unknown / of_known_length)
-    return None
+    return job.audio_left_s + unknown * job.audio_processed_s / done if done > 0 else None
 
 
 def with_start_and_longest(wall_s: float, tasks: Sequence[TaskFacts], *, starts: bool) -> float:

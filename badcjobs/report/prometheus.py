@@ -12,6 +12,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+from badcjobs.model import not_none
 from badcjobs.report.progress import RUNNING
 from badcjobs.report.rules import SEVERITIES
 from badcjobs.report.summary import Summary
@@ -80,9 +81,7 @@ def _outdated(summary: Summary) -> int | None:
 
 def _energy_j(device: Any) -> Any:
     """Return the larger of two measurements that never fall; the better one may change, and be smaller."""
-    counted_j = device.energy_counter_j
-    integrated_j = device.energy_integrated_j
-    return integrated_j if counted_j is None else max(counted_j, integrated_j or 0.0)
+    return max(not_none((device.energy_counter_j, device.energy_integrated_j)), default=None)
 
 
 _KINDS = (READING, DEVICE, WORK, HOST, TASK, INFO, RUN, REPORT, ALERTS)

@@ -13,18 +13,20 @@ from statistics import median
 from string import Formatter
 from typing import Any, NamedTuple
 
+from badcjobs import words
 from badcjobs.model import not_none
 from badcjobs.paths import shell_line
-from badcjobs.report.summary import Summary
+from badcjobs.report.summary import Summary, percent_of
 from badcjobs.store.accounting import StateTime
 from badcjobs.store.connect import grouped
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
 from badcjobs.store.read_tasks import parse_settings
-from badcjobs.words import UNKNOWN, count, data_size, duration, gpu_time, indices, memory, moment, number, plain
+from badcjobs.words import count, number, plain, share_words
 
 PROBLEM, WARNING, NOTE = "problem", "warning", "note"
 SEVERITIES = (PROBLEM, WARNING, NOTE)
-# The figures of one case. ``subjects`` and ``cost_s`` (GPU time) go into the finding as they are; ``s`` is the summary.
+# The figures of one case. ``subjects``, ``exclude`` (nodes) and ``cost_s`` (GPU time) go into the finding as they are;
+# ``s`` is the summary.
 Figures = Mapping[str, Any]
 _SERIOUS_S = 10 * 3600.0  # of GPU time
 LOW = 0.5  # a GPU that is busy for a smaller share of the time has too little to do
@@ -46,7 +48,6 @@ class Rule(NamedTuple):
     lines: tuple[str, ...] = ()  # to paste
     when: str = ""  # figures that must be set, by name
     wants: tuple[str, ...] = ()  # the direction of its advice: "+memory", "-workers"; see ``find`` in job.py
-    excludes: bool = False  # it advises to exclude the nodes of the case: see ``node_figures``
 
 
 Cases = Iterable[Figures]
@@ -107,12 +108,14 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "two": lambda value: number(value, 2),
     "round": lambda value: number(value, 0),
     "hours": lambda seconds: number(seconds / 3600, 1),
-    "gpu_time": gpu_time,
-    "duration": duration,
-    "memory": memory,
-    "size": data_size,
-    "moment": moment,
-    "indices": indices,
+    "gpu_time": words.gpu_time,
+    "duration": words.duration,
+    "memory": words.memory,
+    "energy": words.energy,
+    "percent": share_words,
+    "size": words.data_size,
+    "moment": words.moment,
+    "indices": words.indices,
     "before": lambda value: f"{value - 1}",  # the last index of that many tasks
     "quoted": lambda path: shell_line(Path(path)),  # for a shell
     "and": " and ".join,
@@ -165,12 +168,8 @@ def middle(values: Iterable[float | None]) -> float | None:
 
 
 def share(part: float, whole: float) -> str:
-    """Return a share as a percentage; below 1 % with one digit."""
-    if whole <= 0:
-        return UNKNOWN
-    percent = 100 * part / whole
-    digits = ".1g" if 0 < percent < 1 else ".0f"
-    return f"{percent:{digits}} %"
+    """Return a share as a percentage."""
+    return share_words(percent_of(part, whole))
 
 
 def seen_s(time: StateTime) -> float:
@@ -242,9 +241,6 @@ def node_figures(nodes: Iterable[str], facts: JobFacts) -> dict[str, Any]:
     at = frozenset(nodes)
     everywhere = len({task.node for task in facts.tasks} | {device.node for device in facts.devices})
     if len(at) > max(1, min(_MOST_NODES, _MOST_NODES_SHARE * everywhere)):
-        spread = f"{len(at):,} of {everywhere:,} nodes are affected"
-        spread += ": this points to a common cause, not to single nodes"
-        return {"at": at, "nodes": len(at), "exclude": frozenset(), "spread": spread, "avoid": ""}
-    them = "it" if len(at) == 1 else "them"
-    avoid = f", and exclude {them} until the site has fixed this"
-    return {"at": at, "nodes": len(at), "exclude": at, "spread": None, "avoid": avoid}
+        spread = f"{len(at):,} of {everywhere:,} nodes are affected: this points to a common cause, not to single nodes"
+        return {"nodes": len(at), "spread": spread}
+    return {"nodes": len(at), "spread": None, "exclude": at}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from statistics import median
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from badcjobs.model import not_none
 from badcjobs.report.rules import NOTE, PROBLEM, WARNING, Cases, Rule, labels, node_figures, share, topic
-from badcjobs.report.summary import Summary, count_devices, devices_words
+from badcjobs.report.summary import Summary, count_devices
 from badcjobs.store.connect import grouped
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
 from badcjobs.words import count, number
@@ -21,8 +21,7 @@ _LOST = Rule(
     when="lost",
     says="{alert.devices:count GPU} stopped answering.",
     evidence=("{alert.alerts:count alert} on {nodes:count node}", "{alert.example}", "{spread}"),
-    fix="Report {nodes:this node|these nodes} to the site{avoid}.",
-    excludes=True,
+    fix="Report {nodes:this node|these nodes} to the site, and exclude {nodes:it|them} until the site has fixed this.",
 )
 
 
@@ -32,7 +31,8 @@ _LOST = Rule(
         kind="device_fault",
         when="fault",
         says="{alert.devices:count GPU} reported errors.",
-        fix="Report {nodes:the node|these nodes} and the error number to the site{avoid}.",
+        fix="Report {nodes:this node|these nodes} and the error number to the site, and exclude {nodes:it|them} until"
+        " the site has fixed this.",
     ),
     _LOST._replace(
         kind="ecc_errors",
@@ -78,10 +78,7 @@ _THROTTLED = 0.05
 # Large GPUs often reach their power limit; it matters if the clock falls far.
 _CAPPED = 0.3
 _CAPPED_CLOCK = 0.8
-_CLOCKS = (
-    "{of_time} of {seen_s:gpu_time} with a reduced clock",
-    "clock of the slowest GPU: median {slowest.p50:round} MHz, highest {slowest.maximum:round} MHz",
-)
+_SLOWED = "{of_time} of {seen_s:gpu_time} with a reduced clock"
 
 
 @topic(
@@ -89,9 +86,8 @@ _CLOCKS = (
         "throttled_thermal",
         WARNING,
         says="{many:count GPU} reduced {many:its|their} clock because of heat.",
-        evidence=(*_CLOCKS, "highest temperature: {hottest} °C", "{spread}"),
-        fix="Ask the site to check the cooling of {nodes:the node|these nodes}{avoid}.",
-        excludes=True,
+        evidence=(_SLOWED, "highest temperature: {hottest} °C", "{spread}"),
+        fix="Ask the site to check the cooling of {nodes:this node|these nodes}.",
     )
 )
 def _overheated(facts: JobFacts, summary: Summary) -> Cases:
@@ -103,9 +99,8 @@ def _overheated(facts: JobFacts, summary: Summary) -> Cases:
         "throttled_power",
         WARNING,
         says="{many:count GPU} reduced {many:its|their} clock to save power.",
-        evidence=(*_CLOCKS, "power limit: {limit} W", "{spread}"),
+        evidence=(_SLOWED, "power limit: {limit} W", "{spread}"),
         fix="Either the site has set a low power limit, or the power supply is overloaded. Ask the site.",
-        excludes=True,
     )
 )
 def _power_limited(facts: JobFacts, summary: Summary) -> Cases:
@@ -141,10 +136,7 @@ def _throttled(facts: JobFacts, samples_of: Callable[[DeviceFacts], int]) -> Cas
     if not slowed:
         return
     seen_s = sum(device.span_s or 0.0 for device in slowed)
-    clocked = [device for device in slowed if "sm_clock_mhz" in device.metrics]
-    slowest = min(clocked, key=lambda device: device.metrics["sm_clock_mhz"].p50, default=None)
     yield {
-        "slowest": slowest and slowest.metrics["sm_clock_mhz"],
         "many": count_devices(slowed),
         "of_time": share(slowed_s, seen_s),
         "seen_s": seen_s,
@@ -167,7 +159,6 @@ _FOREIGN_S = 10.0
         says="{many:count other_process other_processes} used the GPUs of this job.",
         evidence=(
             "{program} of {user} (pid {longest.pid}) for {longest.seconds:duration} on {longest.node}",
-            "{minutes:one} minutes in total, on all devices",
             "device memory used: up to {held:memory}",
         ),
         fix="In Slurm this should not happen: report it to the site. On a shared machine, pick a free GPU:"
@@ -186,7 +177,6 @@ def _foreign(facts: JobFacts, summary: Summary) -> Cases:
         "longest": longest,
         "program": longest.name or "a process",
         "user": longest.user or "an unknown user",
-        "minutes": sum(process.seconds for process in foreign) / 60,
         "held": held,
         "subjects": [f"{process.node}: device {process.device_index}, pid {process.pid}" for process in foreign],
     }
@@ -194,8 +184,8 @@ def _foreign(facts: JobFacts, summary: Summary) -> Cases:
 
 # --- devices and nodes that are slower than their peers (same model, same work) ---------------------------------------
 
-LEAST_PEERS = 4  # with fewer it is not clear which device is the slow one
-LEAST_TRIES = 10
+_LEAST_PEERS = 4  # with fewer it is not clear which device is the slow one
+_LEAST_TRIES = 10
 _LEAST_S = 60.0
 _SLOW = 0.75  # of the median
 _SPREADS = 3.5 * 1.4826  # of the median absolute deviation: more than chance
@@ -203,21 +193,19 @@ _LONGER = 1.1
 _VERY_SLOW = 0.5
 
 
-class Peer(NamedTuple):
+class _Peer(NamedTuple):
     """A device, over all tasks of one shape that used it."""
 
-    rows: list[DeviceFacts]
-    node: str
     label: str
+    node: str
     working_s: float
-    rate: float  # its speed while working
-    unit: str
+    rate: float  # audio per working time
     chunk_p50_s: float
-    held_back: str | None  # why its clock was reduced
+    held_back: set[str]  # why its clock was reduced
 
 
-def peer_groups(tasks: Iterable[TaskFacts], devices: Iterable[DeviceFacts]) -> list[list[Peer]]:
-    """Return groups of comparable devices: the same model, engine, workers and cores, and enough work each."""
+def _peer_groups(tasks: Iterable[TaskFacts], devices: Iterable[DeviceFacts]) -> Iterator[list[_Peer]]:
+    """Yield groups of comparable devices: the same model, engine, workers and cores, and enough work each."""
     by_name = {task.name: task for task in tasks}
 
     def shape(device: DeviceFacts) -> tuple[object, ...]:
@@ -225,54 +213,27 @@ def peer_groups(tasks: Iterable[TaskFacts], devices: Iterable[DeviceFacts]) -> l
         return device.name, task.engine, task.devices, task.workers, task.cpus
 
     used = [device for device in devices if "working" in device.states and device.work.done]
-    groups = []
     for alike in grouped((shape(device), device) for device in used).values():
         cards = grouped((device.card, device) for device in alike)
-        enough = [rows for rows in cards.values() if _has_enough_work(rows)]
-        if len(enough) >= LEAST_PEERS:
-            by_audio = all(any(row.work.audio_s > 0 for row in rows) for rows in enough)
-            groups.append([_peer(rows, by_audio=by_audio) for rows in enough])
-    return groups
+        peers = not_none(map(_peer, cards.values()))
+        if len(peers) >= _LEAST_PEERS:
+            yield peers
 
 
-def _has_enough_work(rows: Sequence[DeviceFacts]) -> bool:
-    return sum(row.work.done for row in rows) >= LEAST_TRIES and _working_s(rows) >= _LEAST_S
-
-
-def _working_s(rows: Iterable[DeviceFacts]) -> float:
-    return sum(row.states["working"].total_s for row in rows)
-
-
-def _peer(rows: list[DeviceFacts], *, by_audio: bool) -> Peer:
-    """Return a device; its speed is audio per time or, because some lengths are unknown, chunks per time."""
-    working_s = _working_s(rows)
-    rate = 60.0 * sum(row.work.done for row in rows) / working_s
-    unit = "chunks per minute"
-    if by_audio:
-        rate = sum(row.work.audio_s for row in rows) / working_s
-        unit = "× real time"
-    reasons = sorted({reason for row in rows for reason in row.held_back})
-    return Peer(
-        rows=rows,
-        node=rows[0].node,
+def _peer(rows: list[DeviceFacts]) -> _Peer | None:
+    """Return a device; None: it had too little work, or audio of unknown length."""
+    working_s = sum(row.states["working"].total_s for row in rows)
+    audio_s = sum(row.work.audio_s for row in rows)
+    if working_s < _LEAST_S or not audio_s or sum(row.work.done for row in rows) < _LEAST_TRIES:
+        return None
+    return _Peer(
         label=labels(rows)[0],
+        node=rows[0].node,
         working_s=working_s,
-        rate=rate,
-        unit=unit,
+        rate=audio_s / working_s,
         chunk_p50_s=median(row.work.chunk_p50_s or 0.0 for row in rows),
-        held_back=", ".join(reason.replace("_", " ") for reason in reasons) or None,
+        held_back={reason.replace("_", " ") for row in rows for reason in row.held_back},
     )
-
-
-def find_stragglers(peers: Sequence[Peer]) -> list[Peer]:
-    """Return the devices that are slower than the others by more than chance, slowest first."""
-    middle = median(peer.rate for peer in peers)
-    spread = median(abs(peer.rate - middle) for peer in peers)
-    slow_from = min(_SLOW * middle, middle - _SPREADS * spread)
-    usual_s = median(peer.chunk_p50_s for peer in peers)
-    # A device that works on the last, long chunk is not slow: its other chunks took no longer than usual.
-    slow = [peer for peer in peers if peer.rate < slow_from and peer.chunk_p50_s > _LONGER * usual_s]
-    return sorted(slow, key=lambda peer: peer.rate)
 
 
 @topic(
@@ -282,40 +243,39 @@ def find_stragglers(peers: Sequence[Peer]) -> list[Peer]:
         says="{devices:count device} {devices:is|are} slower than {devices:its|their} peers: the slowest reaches"
         " {percent:round} % of the median speed.",
         evidence=(
-            "slowest: {worst.label}, {rate} {worst.unit}",
-            "median of {peers:count device} ({model}): {middle} {worst.unit}",
-            "reason for its reduced clock: {worst.held_back:?}",
+            "slowest: {worst.label}, {worst.rate:one} × real time",
+            "median of {peers:count device} of the same model: {median:one} × real time",
+            "reason for its reduced clock: {held_back:?}",
             "{spread}",
         ),
         fix="If this happens again, exclude the node and report it to the site. Look for heat, a busy disk, or other"
         " jobs.",
-        excludes=True,
     )
 )
 def _slow(facts: JobFacts, summary: Summary) -> Cases:
-    for peers in peer_groups(facts.tasks, facts.devices):
-        stragglers = find_stragglers(peers)
-        if stragglers:
-            yield _slow_figures(stragglers, peers, facts)
-
-
-def _slow_figures(slow: Sequence[Peer], peers: Sequence[Peer], facts: JobFacts) -> dict[str, Any]:
-    middle = median(peer.rate for peer in peers)
-    digits = 1 if middle >= 10 else 2
-    worst = slow[0]
-    return {
-        "severity": WARNING if worst.rate < _VERY_SLOW * middle else NOTE,
-        "peers": len(peers),
-        "model": worst.rows[0].name or "same model",
-        "devices": len(slow),
-        "percent": worst.rate / middle * 100,
-        "worst": worst,
-        "rate": number(worst.rate, digits),
-        "middle": number(middle, digits),
-        "cost_s": sum(peer.working_s * (1 - peer.rate / middle) for peer in slow),
-        "subjects": [peer.label for peer in slow],
-        **node_figures((peer.node for peer in slow), facts),
-    }
+    """Yield the devices of each group that are slower than the others by more than chance."""
+    for peers in _peer_groups(facts.tasks, facts.devices):
+        middle = median(peer.rate for peer in peers)
+        spread = median(abs(peer.rate - middle) for peer in peers)
+        slow_from = min(_SLOW * middle, middle - _SPREADS * spread)
+        usual_s = median(peer.chunk_p50_s for peer in peers)
+        # A device that works on the last, long chunk is not slow: its other chunks took no longer than usual.
+        slow = [peer for peer in peers if peer.rate < slow_from and peer.chunk_p50_s > _LONGER * usual_s]
+        if not slow:
+            continue
+        worst = min(slow, key=lambda peer: peer.rate)
+        yield {
+            "severity": WARNING if worst.rate < _VERY_SLOW * middle else NOTE,
+            "peers": len(peers),
+            "devices": len(slow),
+            "percent": worst.rate / middle * 100,
+            "worst": worst,
+            "held_back": ", ".join(sorted(worst.held_back)),
+            "median": middle,
+            "cost_s": sum(peer.working_s * (1 - peer.rate / middle) for peer in slow),
+            "subjects": [peer.label for peer in slow],
+            **node_figures((peer.node for peer in slow), facts),
+        }
 
 
 # --- measurements that are missing, or disagree -----------------------------------------------------------------------
@@ -332,7 +292,7 @@ _GAPS = Rule(
     says="There are no readings for {of_time} of the GPU time.",
     evidence=(
         "{total_s:gpu_time} of {all_s:gpu_time} without readings",
-        "{blind:whole?} of {followed} without any reading",
+        "{blind:whole?} of {followed:count device} of the tasks without any reading",
         "{reasons}",
     ),
     fix="The numbers of these devices cover only the rest of the time.",
@@ -364,7 +324,7 @@ def _gaps(facts: JobFacts, summary: Summary) -> Cases:
         "total_s": total_s,
         "all_s": all_s,
         "blind": blind,
-        "followed": devices_words(followed),
+        "followed": len(followed),
         "reasons": [f"{count(gap.gaps, 'gap')}, {number(gap.seconds, 0)} s: {gap.reason}" for gap in gaps],
         "subjects": labels(device for device in worst_first if gap_s[device.device_id] > 0),
     }
@@ -376,7 +336,7 @@ def _gaps(facts: JobFacts, summary: Summary) -> Cases:
         NOTE,
         says="On {devices:count device} the energy counter and the power readings disagree.",
         evidence=(
-            "largest difference: the counter shows {percent:round} % {more} than the sum of the power readings",
+            "largest difference: the counter shows {percent:round} % of the sum of the power readings",
             "{worst}: {counted_wh:one} Wh by the counter, {added_wh:one} Wh by power readings",
         ),
         fix="Treat the energy of this job as an estimate; on healthy GPUs both agree within 1 %.",
@@ -393,8 +353,7 @@ def _energy(facts: JobFacts, summary: Summary) -> Cases:
     worst, difference = max(differences, key=lambda pair: abs(pair[1]))
     yield {
         "devices": count_devices(device for device, _ in differences),
-        "percent": abs(difference) * 100,
-        "more": "more" if difference > 0 else "less",
+        "percent": 100 + 100 * difference,
         "worst": labels([worst])[0],
         "counted_wh": (worst.energy_counter_j or 0.0) / 3600,
         "added_wh": (worst.energy_integrated_j or 0.0) / 3600,

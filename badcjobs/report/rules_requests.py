@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from badcjobs.model import LEAST_CPUS, Billing, advised_gb
-from badcjobs.report.progress import KILLED, NOT_ENDED
+from badcjobs.report.progress import NOT_ENDED
 from badcjobs.report.rules import (
     LOW,
     NOTE,
@@ -25,9 +25,9 @@ from badcjobs.report.rules import (
     was_used,
     without_unused,
 )
-from badcjobs.report.summary import Bill, Summary, count_devices, devices_words, ratio
+from badcjobs.report.summary import Bill, Summary, count_devices, ratio
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
-from badcjobs.words import clock, count, round_up
+from badcjobs.words import clock, round_up
 
 # --- work on the CPU although there were GPUs -------------------------------------------------------------------------
 
@@ -102,67 +102,43 @@ def _fell_back(facts: JobFacts, summary: Summary) -> Cases:
 @topic(
     Rule(
         "ran_on_cpu",
-        NOTE,
-        when="all_tasks",
-        says="No GPU was used: {s.facts.cpu_tries:count chunk} ran on the CPU.",
-        evidence=(
-            "{s.facts.cpu_audio_s:hours} hours of audio in {without:count task}",
-            "{workers:count worker} planned, none on a GPU",
-        ),
-        fix="Request a GPU for every task if there are GPUs: the engine is many times faster on them.",
-        lines=("#SBATCH --gpus-per-node=1",),
-    ),
-    Rule(
-        "ran_on_cpu",
-        WARNING,
-        when="some_tasks",
+        "{severity}",
         says="{without:count task} had no GPU and ran on the CPU.",
         evidence=(
             "{s.facts.cpu_tries:count chunk}, {s.facts.cpu_audio_s:hours} hours of audio on the CPU",
             "{without:whole} of {s.tasks:count task} without a GPU",
         ),
-        fix="Request a GPU for every task. Without --cpu-workers, a task without a GPU stops immediately.",
+        fix="Request a GPU for every task if there are GPUs: the engine is many times faster on them.",
         lines=("#SBATCH --gpus-per-node=1",),
-    ),
+    )
 )
 def _without_gpu(facts: JobFacts, summary: Summary) -> Cases:
     tasks = [task for task in facts.tasks if task.engine and not task.devices and task.done]
-    if not tasks or not facts.cpu_tries:
-        return
     some_had = any(task.devices for task in facts.tasks)
-    yield {
-        "some_tasks": some_had,
-        "all_tasks": not some_had and not facts.last_settings.get("cpu_workers"),  # it was not requested
-        "without": len(tasks),
-        "workers": sum(task.workers or 0 for task in tasks),
-        "subjects": [task.name for task in tasks],
-    }
+    requested = facts.last_settings.get("cpu_workers") and not some_had
+    if tasks and facts.cpu_tries and not requested:
+        yield {
+            "severity": WARNING if some_had else NOTE,
+            "without": len(tasks),
+            "subjects": [task.name for task in tasks],
+        }
 
 
 # --- devices without work ---------------------------------------------------------------------------------------------
 
 _UNUSED_S = 60.0  # per device; a task with nothing to do ends earlier
-_UNUSED = Rule(
-    "unused_gpus",
-    "{severity}",
-    when="workers",
-    says="{unused:whole} of {granted} never had a chunk to work on.",
-    evidence=(
-        "{cost_s:gpu_time} unused",
-        "{started}, no chunk tried",
-        "{different:count different_device}",
-    ),
-    fix="Read the task log to see why their workers did nothing.",
-)
 
 
 @topic(
-    _UNUSED,
-    _UNUSED._replace(
-        when="",
+    Rule(
+        "unused_gpus",
+        "{severity}",
+        says="{unused:whole} of {granted:count GPU} granted to tasks never had a chunk to work on.",
+        evidence=("{cost_s:gpu_time} unused", "{workers:count worker?} started on them, no chunk tried"),
+        fix="Request only as many GPUs as you use. To use them all, omit --max-gpus and have more chunks than GPUs. If"
+        " workers were started on them, read the task log to see why they did nothing.",
         lines=("#SBATCH --gpus-per-node={used}",),
-        fix="Request only as many GPUs as you use. To use them all, omit --max-gpus and have more chunks than GPUs.",
-    ),
+    )
 )
 def _unused(facts: JobFacts, summary: Summary) -> Cases:
     devices = by_task(facts.devices)
@@ -176,17 +152,13 @@ def _unused(facts: JobFacts, summary: Summary) -> Cases:
     if not unused:
         return
     gpu_s = sum(device.total_s for device in unused)
-    workers = sum(device.work.workers for device in unused)
-    different = count_devices(unused)
     used = max(sum(map(was_used, devices[name])) for name in {device.task for device in unused})
     yield {
         "severity": severity_of(gpu_s),
         "unused": len(unused),
-        "granted": devices_words(granted, "GPU"),
+        "granted": len(granted),
         "cost_s": gpu_s,
-        "workers": workers,
-        "started": f"{count(workers, 'worker')} started" if workers else "no worker started",
-        "different": different if different < len(unused) else None,
+        "workers": sum(device.work.workers for device in unused),
         "used": used or None,
         "subjects": labels(unused),
     }
@@ -237,14 +209,14 @@ def _out_of_memory(task: TaskFacts) -> bool:
     return (task.slurm_state or "").startswith("OUT_OF_ME")
 
 
-_MORE_MEMORY = Rule(
+_MEMORY = Rule(
     "memory_request",
     PROBLEM,
-    when="killed",
-    says="Slurm killed {killed:count task} for using more memory than requested.",
+    when="ran_out",
+    says="Tasks ran out of main memory.",
     evidence=(
+        "{killed:count task?} killed by Slurm for it",
         "requested {asked:memory}, peak use {peak:memory} ({of_asked} of the request)",
-        "peak in {fullest.name}; {known:count task} measured",
     ),
     fix="Request more memory, or run fewer workers.",
     lines=("#SBATCH --mem={more}G",),
@@ -253,15 +225,14 @@ _MORE_MEMORY = Rule(
 
 
 @topic(
-    _MORE_MEMORY,
-    _MORE_MEMORY._replace(when="starved", says="The node ran out of memory."),
-    _MORE_MEMORY._replace(severity=WARNING, when="near", says="The tasks used nearly all the memory they requested."),
-    _MORE_MEMORY._replace(
+    _MEMORY,
+    _MEMORY._replace(severity=WARNING, when="near", says="The tasks used nearly all the memory they requested."),
+    _MEMORY._replace(
         severity=NOTE,
         when="far",
         says="The job requested much more memory than it used.",
         fix="Request less: such tasks wait less in the queue, and many sites bill memory.",
-        lines=("#SBATCH --mem={wanted}G",),
+        lines=("#SBATCH --mem={advised}G",),
         wants=("-memory",),
     ),
 )
@@ -274,21 +245,19 @@ def _memory(facts: JobFacts, summary: Summary) -> Cases:
     peak = fullest.memory_peak_bytes or 0
     advised = advised_gb(peak)
     killed = list(filter(_out_of_memory, measured))
-    starved = any(error.error_class == "host_memory" for error in facts.errors)
-    factor = 1.5 if killed or starved else 1.2
+    ran_out = bool(killed) or any(error.error_class == "host_memory" for error in facts.errors)
+    factor = 1.5 if ran_out else 1.2
     far = requested >= max(_FAR_MEMORY * advised, advised + _FAR_MEMORY_GIB) * _GIB
     yield {
+        "ran_out": ran_out,
         "killed": len(killed),
-        "starved": starved,
         "near": peak >= _NEAR * requested,
         "far": far and _showed(measured) and _all_ended(summary),
         "asked": requested,
         "peak": peak,
         "of_asked": share(peak, requested),
-        "fullest": fullest,
-        "known": len(measured),
         "more": max(advised, math.ceil(factor * requested / _GIB)),
-        "wanted": advised,
+        "advised": advised,
         "subjects": [task.name for task in killed or [fullest]],
     }
 
@@ -299,9 +268,9 @@ def _memory(facts: JobFacts, summary: Summary) -> Cases:
         "{severity}",
         says="{over:count task} reached {over:its|their} time limit before the work was done.",
         evidence=("requested {asked_s:duration}", "{done:count chunk} done, {left:whole} left"),
-        fix="Submit again to do the rest. For the next job request more time, or split the source into more tasks."
-        "{in_order}",
-        lines=("#SBATCH --time={time}", "#SBATCH --signal={signal}"),
+        fix="Submit again to do the rest. For the next job request more time, or split the source into more tasks. With"
+        " a signal before the end, and exec before badcjobs, tasks stop in order and lose no work.",
+        lines=("#SBATCH --time={time}", "#SBATCH --signal=B:USR1@300"),
         wants=("+time", "+tasks"),
     )
 )
@@ -309,16 +278,9 @@ def _time_over(facts: JobFacts, summary: Summary) -> Cases:
     over = [task for task in facts.tasks if task.time_limit_s and _ran_out(task)]
     if not over:
         return
-    severity = NOTE
-    if summary.left:
-        severity = PROBLEM if _all_ended(summary) else WARNING
-    killed = any(task.state == KILLED for task in over)  # their work in progress was lost
-    in_order = " With a signal before the end, and exec before badcjobs, tasks stop in order and lose no work."
     yield {
         "over": len(over),
-        "severity": severity,
-        "in_order": in_order if killed else "",
-        "signal": "B:USR1@300" if killed else None,
+        "severity": PROBLEM if summary.left else NOTE,
         "asked_s": max(task.time_limit_s or 0.0 for task in over),
         "done": sum(task.done for task in over),
         "left": sum(task.pending for task in over),
@@ -329,7 +291,9 @@ def _time_over(facts: JobFacts, summary: Summary) -> Cases:
 
 def _needed_s(task: TaskFacts) -> float:
     """Return how long a task would have taken for all its chunks."""
-    return task.wall_s * (1 + task.pending / task.done) if task.done else 2 * task.wall_s
+    if not task.done:
+        return 2 * task.wall_s
+    return task.wall_s * (1 + task.pending / task.done)
 
 
 def _with_margin(wall_s: float) -> int:
@@ -341,10 +305,7 @@ _TIME_USED = Rule(
     NOTE,
     when="near",
     says="The tasks ended shortly before their time limit.",
-    evidence=(
-        "requested {asked_s:duration}, longest task {longest.wall_s:duration} ({of_asked} of the request)",
-        "longest: {longest.name}; {ended:count task} ended normally",
-    ),
+    evidence=("requested {asked_s:duration}, longest task {longest.wall_s:duration} ({of_asked} of the request)",),
     fix="Request a little more time; if a task reaches the limit, submit again to do the rest.",
     lines=("#SBATCH --time={time}",),
     wants=("+time",),
@@ -362,23 +323,21 @@ _TIME_USED = Rule(
 )
 def _time_used(facts: JobFacts, summary: Summary) -> Cases:
     limited = [task for task in facts.tasks if task.time_limit_s]
-    with_end = [task for task in limited if task.verdict is not None and task.done]
-    ended = [task for task in with_end if task.verdict in ("done", "failed")]
-    if not ended or len(ended) < len(with_end) or any(map(_ran_out, limited)):
+    ended = [task for task in limited if task.verdict in ("done", "failed") and task.done]
+    if not ended or any(map(_ran_out, limited)):
         return
     longest = max(ended, key=lambda task: task.wall_s)
     requested_s = max(task.time_limit_s or 0.0 for task in ended)
     advised_s = _with_margin(longest.wall_s)
     near = longest.wall_s >= _NEAR * requested_s
     far = requested_s >= max(_FAR_TIME * advised_s, advised_s + _FAR_TIME_S)
-    for_good = len(limited) == sum(task.verdict is not None for task in limited)  # else the others may take longer
+    for_good = all(task.verdict is not None for task in limited)  # else the others may take longer
     yield {
         "near": near,
         "far": far and for_good and _showed(ended),
         "asked_s": requested_s,
         "longest": longest,
         "of_asked": share(longest.wall_s, requested_s),
-        "ended": len(ended),
         "time": clock(round_up(max(advised_s, 1.2 * requested_s)) if near else advised_s),
         "subjects": [longest.name],
     }
@@ -396,10 +355,7 @@ def _ran_out(task: TaskFacts) -> bool:
         "cpus_request",
         NOTE,
         says="The job requested many more cores than it used.",
-        evidence=(
-            "requested {asked} cores, {used:one} busy on average ({of_asked} of the request)",
-            "most in {most.name}; {known:count task} measured",
-        ),
+        evidence=("requested {asked} cores, {used:one} busy on average ({of_asked} of the request)",),
         fix="Request fewer: such tasks wait less in the queue.",
         lines=("#SBATCH --cpus-per-task={wanted}",),
         wants=("-cores",),
@@ -421,8 +377,6 @@ def _cores(facts: JobFacts, summary: Summary) -> Cases:
             "asked": requested,
             "used": used,
             "of_asked": share(used, requested),
-            "most": most,
-            "known": len(measured),
             "wanted": advised,
             "subjects": [most.name],
         }
@@ -436,10 +390,10 @@ def make_bill(facts: JobFacts, billing: Billing | None) -> Bill | None:
     tasks = [task for task in facts.tasks if task.devices or task.audio_s]
     if billing is None or not tasks:
         return None
-    if billing.memory_gb and any(task.memory_limit_bytes is None for task in tasks):
-        return Bill(why_unknown="no memory request was recorded")
-    if billing.cpu and any(task.cpus is None for task in tasks):
-        return Bill(why_unknown="no number of cores was recorded")
+    no_memory = any(task.memory_limit_bytes is None for task in tasks)
+    no_cores = any(task.cpus is None for task in tasks)
+    if (billing.memory_gb and no_memory) or (billing.cpu and no_cores):
+        return Bill(why_unknown="the request was not recorded")
 
     used = without_unused(facts).tasks
     largest = max(used, key=lambda task: (task.audio_s > 0, task.devices or 0, task.workers or 0))

@@ -12,7 +12,7 @@ from badcjobs.model.decisions import Code
 from badcjobs.report.progress import KILLED, RUNNING, SILENT
 from badcjobs.report.rules import NOTE, PROBLEM, WARNING, Cases, Rule, severity_of, share, topic
 from badcjobs.report.rules_requests import needed_more
-from badcjobs.report.summary import Summary
+from badcjobs.report.summary import Summary, chunk_name
 from badcjobs.store.connect import grouped
 from badcjobs.store.read_model import FailedChunk, JobFacts, TaskFacts
 from badcjobs.words import count, number
@@ -70,12 +70,10 @@ _CONTINUED = "Nothing to do about these tasks: other attempts have taken over th
 
 def _unended(tasks: Sequence[TaskFacts], facts: JobFacts, summary: Summary) -> dict[str, Any]:
     """Return what is left of the work of these tasks, and whether other tasks continue it."""
-    left = sum(task.pending for task in tasks)
     return {
         "many": len(tasks),
-        "of": f"{len(tasks):,} of " if len(tasks) < len(facts.tasks) else "",
         "unfinished": summary.verdict == "stopped" and not _followed(tasks, facts),
-        "rest": f"; {count(left, 'chunk')} left" if left else "",
+        "left": sum(task.pending for task in tasks),
         "subjects": [task.name for task in tasks],
     }
 
@@ -97,8 +95,12 @@ def _followed(tasks: Sequence[TaskFacts], facts: JobFacts) -> bool:
 _SILENT = Rule(
     "tasks_silent",
     PROBLEM,
-    says="{of}{s.tasks:count task} went silent before the end{rest}.",
-    evidence=("last update: {heard:moment}", "a task counts as silent after {after_s:duration} without an update"),
+    says="{many:whole} of {s.tasks:count task} went silent before the end.",
+    evidence=(
+        "{left:count chunk?} left",
+        "last update: {heard:moment}",
+        "a task counts as silent after {after_s:duration} without an update",
+    ),
     fix=f"Possible causes: a node failure, a hanging disk, or a kill that ended the recorder, too. {_READ_LOG}",
     when="unfinished",
 )
@@ -126,8 +128,8 @@ _WHY_KILLED = {  # by Slurm state
 _KILLED = Rule(
     "tasks_killed",
     PROBLEM,
-    says="{of}{s.tasks:count task} {many:was|were} killed{rest}.",
-    evidence=("Slurm state: {states}", "run time: {ran_s:duration}{many:| at most}"),
+    says="{many:whole} of {s.tasks:count task} {many:was|were} killed.",
+    evidence=("{left:count chunk?} left", "Slurm state: {states}", "run time: {ran_s:duration}{many:| at most}"),
     fix="{why}",
     when="unfinished",
 )
@@ -183,7 +185,6 @@ def _lost(facts: JobFacts, summary: Summary) -> Cases:
             "{many:whole} of {s.done:count chunk}; {s.facts.tries:count try tries} in total",
             "{cost_s:gpu_time}, {of_time} of the GPU time",
             "{restarted:whole?} by tasks that Slurm restarted after a node failure",
-            "{jobs:count job} with {s.tasks:count task} in this folder",
         ),
         fix="A run skips chunks that it finds done. Use the same --out without --no-resume, let one job end before you"
         " start another on the same source, and do not change the audio files.",
@@ -205,7 +206,6 @@ def _again(facts: JobFacts, summary: Summary) -> Cases:
         "restarted": facts.restarted,
         "cost_s": cost_s or None,
         "of_time": share(cost_s, all_s),
-        "jobs": len({task.job_id for task in facts.tasks}),
     }
 
 
@@ -238,10 +238,7 @@ def _named(chunks: Sequence[FailedChunk], facts: JobFacts, summary: Summary) -> 
     some_named = None
     if len(facts.failed) < summary.failed:
         some_named = f"only the first {len(facts.failed):,} of {summary.failed:,} failed chunks are listed"
-    names = []
-    for chunk in chunks:
-        same = chunk.chunk_id == chunk.recording_id
-        names.append(chunk.recording_id if same else f"{chunk.recording_id}/{chunk.chunk_id}")
+    names = [chunk_name(chunk.recording_id, chunk.chunk_id) for chunk in chunks]
     return {"some_named": some_named, "at_least": "At least " if some_named else "", "subjects": names}
 
 
@@ -255,7 +252,7 @@ def _by_class(facts: JobFacts) -> dict[str, list[FailedChunk]]:
         "poison_chunks",
         WARNING,
         says="{many:count chunk} crashed the engine twice and {many:was|were} given up.",
-        evidence=("{many:whole} of {s.chunks:count chunk}", "errors: {how}", "{some_named}"),
+        evidence=("errors: {how}", "{some_named}"),
         fix="Check {many:this file|one of these files}. The next run tries {many:it|them} again.",
     )
 )

@@ -39,22 +39,11 @@ _ALL_CORES = 0.85
 _SPARE_CORES = 0.5
 _AT_WORK = 0.65  # of a core per worker: an engine that waits uses about 0.5, one at its limit about 0.8
 _PROGRAM_S = 60.0  # a program that takes longer than this per chunk spends its time on work, not on starting
-_SECOND = 0.2  # of the loss: a second cause is worth a line
 _GOOD_TASK_S = 1800.0
 # What --workers-per-gpu auto has found, as its last decision about a device model.
 _NO_CORES = (Code.START_ONE_PER_CORE, Code.NO_CORES_FOR_MORE)
 _TOOK_BACK = (Code.MORE_WORKERS_NOT_FASTER, Code.FEWER_WORKERS_AS_FAST)
 _NO_MEMORY = (Code.START_AS_MEMORY_HOLDS, Code.NO_MEMORY_FOR_MORE, Code.MEMORY_IN_USE_UNKNOWN, Code.MEMORY_TIGHT)
-_CAUSES = {
-    "start_up": "start-up",
-    "waiting_for_audio": "waiting for audio",
-    "cpu_bound": "waiting for cores",
-    "too_few_workers": "too few workers to fill the GPU",
-    "tail": "waiting for the last chunks of others",
-    "low_busy": "unknown cause",
-    "ending": "the end of the task",
-    "failures": "failed chunks",
-}
 
 
 class _Group(NamedTuple):
@@ -86,17 +75,9 @@ def _cause(name: str, says: str, *evidence: str, only: str = "", **more: Any) ->
         name,
         "{severity}",
         says,
-        (_BUSY, *evidence, "{beside}"),
+        (_BUSY, *evidence),
         **more,
-        when=f"main_{name} {only}",
-    )
-
-
-def _large(name: str, loss: str, fix: str, lines: tuple[str, ...] = (), wants: tuple[str, ...] = ()) -> Rule:
-    """Return the rule for a large loss in a busy job."""
-    says = f"{loss} took {{of_time}} of the GPU time."
-    return Rule(
-        name, "{severity}", says, ("{cost_s:gpu_time} of {gpu_s:gpu_time}",), fix, lines, f"large_{name}", wants
+        when=f"{name} {only}",
     )
 
 
@@ -137,10 +118,9 @@ _UNKNOWN = (
     ),
     _cause(
         "waiting_for_audio",
-        "The GPUs wait for audio: they are busy only {busy} of the time.",
+        "The GPUs waited for audio; they were busy {busy} of the time.",
         "waiting: {of_idle}",
         _CPU,
-        "median read rate: {read_mb:one} MB/s per task",
         fix=_READ_AHEAD,
         lines=_READ_AHEAD_OPTIONS,
         wants=_MORE_WORKERS,
@@ -193,14 +173,6 @@ _UNKNOWN = (
         lines=_AUTO,
         wants=_MORE_WORKERS,
     ),
-    _large("waiting_for_audio", "Waiting for the next chunk", _READ_AHEAD, _READ_AHEAD_OPTIONS, _MORE_WORKERS),
-    _large(
-        "start_up",
-        "Engine start-up",
-        "Each task starts its engines once. Half as many tasks for the same work need half of that time.",
-        wants=_FEWER_TASKS,
-    ),
-    _large("tail", "Waiting for the last chunks of other GPUs", _EVEN_CHUNKS),
     Rule(
         "tail",
         NOTE,
@@ -214,18 +186,23 @@ _UNKNOWN = (
     ),
 )
 def _waiting(facts: JobFacts, summary: Summary) -> Cases:
-    """Yield the main cause of idle GPUs, then large losses in a busy job; if there are none, uneven tasks."""
+    """Yield the main cause of idle GPUs; if there is none, a large loss in a busy job, or uneven tasks."""
     groups = list(_groups(facts))
     low = [group for group in groups if (busy_share(group.devices) or 0.0) < LOW]
-    main = None
     if _granted_s(low) >= max(LEAST_S, _LEAST_SHARE * _granted_s(groups)):
-        figures = _loss(low, facts)
-        if figures["cause"] not in ("ending", "failures"):  # failures have findings of their own
-            main = figures["cause"]
-            yield figures
-    large = [case for case in _large_losses(groups, 3600 * summary.gpu_hours) if case["large"] != main]
-    yield from large
-    if main is None and not large:
+        by_cause = _idle_by_cause(low, facts)
+        cause = max(by_cause, key=by_cause.__getitem__)
+        if cause not in ("ending", "failures"):  # these have findings of their own
+            yield {**_loss(cause, by_cause, low, facts), "severity": severity_of(sum(by_cause.values()))}
+            return
+    gpu_s = 3600 * summary.gpu_hours
+    by_cause = _idle_by_cause(groups, facts)
+    cause = max(_LARGE_CAUSES, key=by_cause.__getitem__)
+    lost_s = by_cause[cause]
+    if lost_s >= max(_WORTH_S, _WORTH * gpu_s):
+        much = lost_s >= min(_MUCH_S, _MUCH * gpu_s)
+        yield {**_loss(cause, by_cause, groups, facts), "severity": WARNING if much else NOTE}
+    else:
         yield from _uneven(facts)
 
 
@@ -248,28 +225,20 @@ def _granted_s(groups: Sequence[_Group]) -> float:
 # --- the main cause ---------------------------------------------------------------------------------------------------
 
 
-def _loss(groups: Sequence[_Group], facts: JobFacts) -> dict[str, Any]:
-    """Return the idle seconds by cause, and the figures that the rules need."""
+def _loss(cause: str, by_cause: Mapping[str, float], groups: Sequence[_Group], facts: JobFacts) -> dict[str, Any]:
+    """Return the figures that the rules need."""
     tasks = [group.task for group in groups]
     devices = [device for group in groups for device in group.devices]
-    by_cause = _idle_by_cause(groups, facts)
-    cause, *others = sorted(by_cause, key=lambda name: -by_cause[name])
     cost_s = by_cause[cause]
     lost_s = sum(by_cause.values())
-    beside = None
-    if others and by_cause[others[0]] >= _SECOND * lost_s:
-        beside = f"{share(by_cause[others[0]], lost_s)} of the idle time: {_CAUSES[others[0]]}"
     starts = _start_up_figures(tasks, devices, facts)
     return {
-        "cause": cause,
-        f"main_{cause}": True,
-        "severity": severity_of(lost_s),
+        cause: True,
         "busy": share(busy_share(devices) or 0.0, 1.0),
         "measured_s": sum(seen_s(time) for device in devices for time in device.states.values()),
         "devices": count_devices(devices),
         "subjects_many": len(tasks),
         "of_idle": f"{gpu_time(cost_s)}, {share(cost_s, lost_s)} of the idle time",
-        "beside": beside,
         "subjects": [task.name for task in tasks],
         "cost_s": cost_s,
         "each_chunk": starts["programs"] and starts["starting_s"] < 0.5 * by_cause["start_up"],
@@ -279,7 +248,7 @@ def _loss(groups: Sequence[_Group], facts: JobFacts) -> dict[str, Any]:
     }
 
 
-def _idle_by_cause(groups: Sequence[_Group], facts: JobFacts) -> dict[str, float]:
+def _idle_by_cause(groups: Sequence[_Group], facts: JobFacts) -> Mapping[str, float]:
     """Return for how many seconds devices were idle for each cause."""
     by_cause: dict[str, float] = defaultdict(float)
     for group in groups:
@@ -347,7 +316,6 @@ def _reasons(facts: JobFacts, codes: Collection[Code]) -> list[str]:
 def _start_up_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> dict[str, Any]:
     """Return how long engine starts and chunks took, and the array size that starts fewer engines."""
     starting_s = sum(device.state_s.get("start_up", 0.0) for device in devices)
-    rate = middle(task.read_mean_bytes_per_s for task in tasks)
     array_tasks = len({(task.job_id, task.array_index) for task in facts.tasks})
     run_s = sum(task.wall_s for task in facts.tasks)
     advised = max(1, min(array_tasks // 5, int(run_s // _GOOD_TASK_S)))
@@ -359,7 +327,6 @@ def _start_up_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts]
         "last_index": advised - 1 if array_tasks >= 5 else None,
         "p50_s": middle(device.work.chunk_p50_s for device in devices),
         "longest_s": max(not_none(device.work.chunk_max_s for device in devices), default=None),
-        "read_mb": rate and rate / 1e6,
     }
 
 
@@ -367,14 +334,18 @@ def _request_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts])
     """Return how busy the cores were, and how many cores or GPUs to request where the GPUs wait for cores."""
     granted = max(task.cpus or 0 for task in tasks)
     gpus = max(task.devices or 0 for task in tasks)
-    short_by = 0.9 / max(busy_share(devices) or 0.0, 0.01)
-    too_many = gpus > 1 and short_by >= 2  # no node has so many cores: fewer GPUs get more cores each
-    return {
+    figures = {
         "used_cores": middle(task.cpu_mean_cores for task in tasks),
         "cores_granted": middle(task.cpus or None for task in tasks),
-        "cores": None if too_many else math.ceil(granted * min(2.0, short_by)) or None,
-        "gpus": max(1, round(gpus / short_by)) if too_many and granted else None,
+        "cores": None,
+        "gpus": None,
     }
+    short_by = 0.9 / max(busy_share(devices) or 0.0, 0.01)
+    if gpus > 1 and short_by >= 2:  # no node has so many cores: fewer GPUs get more cores each
+        figures["gpus"] = max(1, round(gpus / short_by))
+    elif granted:
+        figures["cores"] = math.ceil(granted * min(2.0, short_by))
+    return figures
 
 
 def _worker_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> dict[str, Any]:
@@ -390,9 +361,9 @@ def _worker_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], 
         "memory_used": max(not_none(device.memory_peak_bytes for device in devices), default=None),
         "memory_total": max(not_none(device.memory_total_bytes for device in devices), default=None),
         "per_gpu": workers / max(1, len(devices)),
-        "short": no_memory[-1] if no_memory and requested else None,
-        "more_gib": math.ceil(2 * requested / 2**30),
-        "tried": tried[0] if tried else None,
+        "short": [*no_memory, None][0],
+        "more_gib": math.ceil(2 * requested / 2**30) or None,
+        "tried": [*tried, None][0],
     }
 
 
@@ -402,31 +373,6 @@ _WORTH_S = 10 * 3600.0
 _WORTH = 0.02  # of the GPU time, as well
 _MUCH_S = 100 * 3600.0
 _MUCH = 0.05  # of the GPU time, or
-_FEW = 10  # tasks that are listed, those with the largest loss
-
-
-def _large_losses(groups: Sequence[_Group], gpu_s: float) -> Iterator[dict[str, object]]:
-    """Yield the causes for which devices had no chunk for 10 GPU-hours or more."""
-    of_task: dict[str, dict[str, float]] = {cause: defaultdict(float) for cause in _LARGE_CAUSES}
-    for group in groups:
-        for device in group.devices:
-            lost = _lost_at_rest(device.state_s, device, group)
-            for cause, seconds in of_task.items():
-                seconds[group.task.name] += lost.get(cause, 0.0)
-
-    for cause, seconds in of_task.items():
-        lost_s = sum(seconds.values())
-        if lost_s < max(_WORTH_S, _WORTH * gpu_s):
-            continue
-        yield {
-            "large": cause,
-            f"large_{cause}": True,
-            "severity": WARNING if lost_s >= min(_MUCH_S, _MUCH * gpu_s) else NOTE,
-            "of_time": share(lost_s, gpu_s),
-            "cost_s": lost_s,
-            "gpu_s": gpu_s,
-            "subjects": sorted(filter(seconds.get, seconds), key=lambda name: -seconds[name])[:_FEW],
-        }
 
 
 _LARGE_CAUSES = ("waiting_for_audio", "start_up", "tail")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from badcjobs.model import CutShort, Queue, not_none
@@ -22,7 +22,6 @@ from badcjobs.store.read_model import (
     MetricFacts,
     TaskFacts,
 )
-from badcjobs.words import count
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +244,7 @@ def summarize(job: JobFacts, completeness: Completeness = _NOT_COMPARED, now_ms:
         gpu_hours=gpu_s / 3600,
         states=states,
         chunk_s=_durations(job),
-        chunk_cost=_cost(job, states),
+        chunk_cost=job.cost,
         outlook=estimate_rest(job, completeness, gpu_s, wall_s, now_ms),
         alerts=_alerts(job),
         merged=job.merged,
@@ -283,25 +282,6 @@ def _alerts(job: JobFacts) -> tuple[AlertFacts, ...]:
     return tuple(replace(alert, still_open=alert.still_open - over[alert.kind]) for alert in job.alerts)
 
 
-def _cost(job: JobFacts, states: Mapping[str, StateSummary]) -> CostFacts:
-    """Return what a chunk cost, with joules that agree with those of the states.
-
-    The joules of a try come from power readings; where the counter of the device is more exact, it corrects them.
-    """
-    measured_j = 0.0
-    for device in job.devices:
-        if "working" in device.states:
-            measured_j += device.states["working"].energy_j or 0.0
-    chosen_wh = states["working"].energy_wh if "working" in states else None
-    if not measured_j or chosen_wh is None:
-        return job.cost
-
-    factor = chosen_wh * 3600 / measured_j
-    names = ("energy_j_mean", "energy_j_p50", "energy_j_p95", "energy_j_max")
-    joules = {name: getattr(job.cost, name) for name in names}
-    return replace(job.cost, **{name: factor * value for name, value in joules.items() if value is not None})
-
-
 def running_s(tasks: Sequence[TaskFacts]) -> float:
     """Return for how long at least one task was running; time between two submissions does not count."""
     total_ms = 0
@@ -310,6 +290,13 @@ def running_s(tasks: Sequence[TaskFacts]) -> float:
         total_ms += max(0, end_ms - max(start_ms, until_ms))
         until_ms = max(until_ms, end_ms)
     return total_ms / 1000
+
+
+def chunk_name(recording_id: str, chunk_id: str) -> str:
+    """Return the name of a chunk; a whole recording has one chunk with its own name."""
+    if recording_id == chunk_id:
+        return recording_id
+    return f"{recording_id} {chunk_id}"
 
 
 def ratio(over: float, under: float) -> float | None:
@@ -378,9 +365,3 @@ def add_up_states(devices: Sequence[DeviceFacts], gpu_s: float) -> dict[str, Sta
 def count_devices(devices: Iterable[DeviceFacts]) -> int:
     """Return how many different devices these are."""
     return len({device.card for device in devices})
-
-
-def devices_words(devices: Collection[DeviceFacts], noun: str = "device") -> str:
-    """Return the number of devices; if one served several tasks, it counts once per task and the text says so."""
-    once_per_task = "" if count_devices(devices) == len(devices) else " (counted once per task)"
-    return count(len(devices), noun) + once_per_task

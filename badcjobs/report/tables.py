@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 
@@ -53,12 +53,6 @@ class Table:
     def headings(self) -> list[str]:
         """The headings of its columns."""
         return [heading for heading, _ in self.columns]
-
-    def without(self, heading: str) -> Table:
-        """Return the table without a column."""
-        place = self.headings.index(heading)
-        foot, *rows = ((*row[:place], *row[place + 1 :]) for row in (self.foot, *self.rows))
-        return replace(self, columns=(*self.columns[:place], *self.columns[place + 1 :]), rows=rows, foot=foot)
 
     def cells(self) -> list[list[str]]:
         """Return all cells as text: headings, rows and total."""

@@ -11,22 +11,18 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.cells import cell_len
-
 from badcjobs.paths import shell_line
 from badcjobs.report.compare import Comparison, comparison_tables, news_of
-from badcjobs.report.job_tables import failure, report_parts
+from badcjobs.report.job_tables import detail_lists, failure, page_tables, state_table, stray_table
 from badcjobs.report.summary import Finding, Summary, ratio
 from badcjobs.report.tables import WIDTH, Table, beginning, columns, escaped, table_markdown, table_text
 from badcjobs.report.verdict import BAR, MOST_FINDINGS, Verdict, bar, headlines, verdict_of
 from badcjobs.words import audio_time, count, duration, first_names, moment, plain, speed
 
 _MOST = 10  # entries of a list in text
-_NOTEBOOK_MOST, _NOTEBOOK_DEVICES = 100, 40
 _MOST_FILES = 20
 _MOST_SUBJECTS = 5
 _BAR = 60  # columns
-_SECOND = "\ue000"  # the second column of a wide character while lines are measured; never in plain text
 _COLOURS = {
     "done": "\x1b[32m",
     "failed": "\x1b[31m",
@@ -43,16 +39,13 @@ _COLOURS = {
 
 def wrap(line: str, *, indent: int, width: int = WIDTH, whole_words: bool = True) -> list[str]:
     """Wrap a line; with ``whole_words`` a word that is longer than a line is not cut."""
-    line = plain(line)
-    measured = line
-    if not line.isascii():
-        measured = "".join(sign + _SECOND * (cell_len(sign) - 1) for sign in line)
-    if _SECOND in measured:
-        width -= 1  # a wide character may be cut in the middle; it is restored below
-    lines = textwrap.wrap(
-        measured, width, subsequent_indent=" " * indent, break_long_words=not whole_words, break_on_hyphens=False
+    return textwrap.wrap(
+        plain(line),
+        width,
+        subsequent_indent=" " * indent,
+        break_long_words=not whole_words,
+        break_on_hyphens=False,
     )
-    return [line.replace(_SECOND, "") for line in lines]
 
 
 def fit(line: str, width: int = WIDTH) -> str:
@@ -87,9 +80,9 @@ def summary_text(
         lines += wrap(evidence, indent=4, width=width, whole_words=False)
     if summary.findings:
         lines.append("")
-    for _, part in report_parts(summary, _MOST):
-        if part and not isinstance(part, Table):
-            lines += [*_list_lines(part, width), ""]
+    for texts in detail_lists(summary, _MOST):
+        if texts:
+            lines += [*_list_lines(texts, width), ""]
     if more:
         lines += [*more, ""]
     return "\n".join([*lines, *next_lines(verdict, width)]).rstrip()
@@ -169,13 +162,11 @@ def markdown(summary: Summary, title: str) -> str:
         parts += _finding_markdown(finding)
     if not summary.findings:
         parts.append(escaped(verdict.no_findings))
-    for heading, part in report_parts(summary, _NOTEBOOK_MOST, _NOTEBOOK_DEVICES):
-        if heading and part:
-            parts.append(f"## {heading}")
-        if isinstance(part, Table):
-            parts.append(table_markdown(part))
-        elif part:
-            parts.append("\n".join(f"- {escaped(line)}" for line in part))
+    tables = [("What the GPUs did", state_table(summary.states)), ("Rows", stray_table(summary.completeness))]
+    tables += [(part.heading, part.table) for part in page_tables(summary)]
+    for heading, table in tables:
+        if table.rows:
+            parts += [f"## {heading}", table_markdown(table)]
     if verdict.next:
         parts.append("## Next")
     for explanation, command in verdict.next:
@@ -267,8 +258,8 @@ def task_end_text(end: Mapping[str, Any]) -> str:
     ]
     more = chunks.get("failed", 0) + chunks.get("poison", 0) - len(end["failed"])
     if more > 0:
-        sql = "SELECT recording_id, chunk_id, error FROM chunk WHERE status IN ('failed', 'poison')"
-        lines.append(f'  failed      … and {more:,} more: sqlite3 {shell_line(end["database"])} "{sql}"')
+        command = shell_line("badcjobs", "export", end["database"], "--table", "chunk", "-o", "chunks.csv")
+        lines.append(f"  failed      … and {more:,} more: {command}")
     if end["left_out"]:
         lines.append(f"  left out    {count(end['left_out'], 'recording')}: --filelist gives no place")
     if end["note"]:

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 from badcjobs.model import NameGaps, load_word
 from badcjobs.paths import shell_line
-from badcjobs.report.progress import RUNNING, SILENT
+from badcjobs.report.progress import RUNNING
 from badcjobs.report.rules import busy_share, known_texts
-from badcjobs.report.rules_waiting import LEAST_S
-from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, Summary, devices_words
+from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, Summary
 from badcjobs.sources.mistakes import left_out_words
 from badcjobs.sources.places import place_words
-from badcjobs.store.read_model import AlertFacts, Completeness, Freshness
-from badcjobs.words import count, duration, energy, gpu_time, indices, moment, number, share_words
+from badcjobs.store.read_model import AlertFacts, Freshness
+from badcjobs.words import count, duration, gpu_time, moment, share_words
 
 MOST_FINDINGS = 3
 TRY_AGAIN = "to try failed chunks again, once the cause is fixed"
@@ -29,10 +28,10 @@ BAR = ("█", "x", "·")  # done, failed, left: different signs, so that no colo
 _COST = (
     "{gpu_time}",
     " in {s.wall_s:duration}",
-    ", {energy}",
-    ", measured for {measured} of the GPU time",
+    ", energy {s.energy_wh:energy?}",
+    ", measured for {measured:percent} of the GPU time",
     ", {units:one?} billed units",
-    "; GPUs busy {busy} of the time ({load})",
+    "; GPUs busy {busy:percent} of the time ({load})",
 )
 _RESULT = (
     "{s.audio_hours:two} hours of audio",
@@ -177,47 +176,26 @@ def _judge_tasks(summary: Summary, left_out: int) -> Outcome:
 
 def _figures(summary: Summary) -> dict[str, object]:
     """Return the figures of _COST and _RESULT."""
-    gpu_s = summary.gpu_hours * 3600
     busy = busy_share(summary.devices)
     busy_percent = busy and 100 * busy
     measured = summary.energy_measured_percent
-    partly_measured = measured is not None and measured < NEARLY_ALL
+    if measured is not None and measured >= NEARLY_ALL:
+        measured = None
     return {
         "s": summary,
-        "gpu_time": gpu_time(gpu_s),
+        "measured": measured,
+        "gpu_time": gpu_time(summary.gpu_hours * 3600),
         "units": summary.bill and summary.bill.units,
-        "energy": _energy_words(summary) if gpu_s else None,
-        "measured": share_words(measured) if partly_measured else None,
-        "busy": share_words(busy_percent),
+        "busy": busy_percent,
         "load": load_word(busy_percent),  # None: the line leaves both out
     }
 
 
-def _energy_words(summary: Summary) -> str:
-    if summary.energy_wh is None:
-        return "energy not measured"
-    words = f"energy {energy(summary.energy_wh)}"
-    if summary.energy_devices < len(summary.devices):
-        words += f", known for {summary.energy_devices:,} of {devices_words(summary.devices)}"
-    return words
-
-
 def _no_findings(summary: Summary) -> str:
     """Return the sentence for a job without findings."""
-    gpu_s = summary.gpu_hours * 3600
-    critical = any(alert.severity == "critical" for alert in summary.alerts)
-    sentence = "No problems found"
-    if summary.verdict != "done" or critical:
-        sentence = "No findings"
-    if summary.verdict != "done" and summary.chunks:
-        sentence += " besides the chunks that are left or failed"
-    elif 0 < gpu_s < LEAST_S:
-        sentence += f"; {gpu_s:.0f} s of GPU time are too few to judge how busy the GPUs were"
-    alerts = sum(alert.alerts for alert in summary.alerts)
-    if alerts:
-        some_critical = " (some critical)" if critical else ""
-        sentence += f"; {count(alerts, 'alert')}{some_critical}, see below"
-    return f"{sentence}."
+    if summary.verdict == "done" and not summary.alerts:
+        return "No problems found."
+    return "No findings besides the counts above and the alerts below."
 
 
 def next_steps(summary: Summary, state: str) -> Steps:
@@ -227,8 +205,7 @@ def next_steps(summary: Summary, state: str) -> Steps:
     if summary.cut_short is not None:  # Slurm may have its array: any other command might do the same work twice
         return (("repeat the submit that was cut short", summary.cut_short.command),)
     if summary.merged.command is not None:
-        wait = f" (or wait for merge job {queue.merge})" if queue is not None and queue.merge else ""
-        return ((f"to include what is new since the merge{wait}", summary.merged.command),)
+        return (("to include what is new since the merge", summary.merged.command),)
     if queue is not None and (queue.waiting or queue.running):
         return ((str(queue), next(iter(queue.release), monitor)),)
     if state == RUNNING:
@@ -253,18 +230,15 @@ def _export_line(summary: Summary) -> str:
 def _finish_steps(summary: Summary) -> Steps:
     """Return the commands that do the rest."""
     proof = summary.completeness
-    queue = summary.queue
     first, *others = proof.finish
     words = TRY_AGAIN
     if proof.finish_by == "script":
         words = "submit the same script again for these indices"
     elif summary.verdict == "stopped":
         words = "to do what is left"
-    queue_unknown = bool(others) if queue is None else not queue.known
-    if queue_unknown and summary.verdict == "stopped":
-        words += ", unless tasks of it are still queued"
-    elif summary.tasks_silent and (queue is None or queue_unknown):
-        words += ", unless its silent tasks are still running"
+    queue_known = summary.queue is not None and summary.queue.known
+    if summary.verdict == "stopped" and not queue_known:
+        words += ", unless its tasks are still queued or running"
     steps = [(words, first)]
     if proof.finish_by == "script":  # the other line can be pasted
         steps += [("or do it in one run", line) for line in others]
@@ -280,9 +254,8 @@ HEADLINES = (
         "tasks",
         (
             "{s.tasks:whole} ({verdicts})",
-            "; last update from a silent task: {heard:moment}",
-            "; array index {not_started:indices} not started{queue}",
-            "; no {readable}database from array index {no_database:indices}{see}",
+            "; no database from array index {missing:indices}",
+            " (see {log})",
         ),
     ),
     ("merged", ("{news}",)),
@@ -302,7 +275,7 @@ HEADLINES = (
         (
             "not compared: {why_unknown}",
             "{rows:count row}",
-            "; {not_listed:whole?} {where}",
+            "; {not_listed:whole?} in no task",
             "; {strangers:count row?} in the job but not in the source",
         ),
     ),
@@ -313,17 +286,16 @@ HEADLINES = (
     (
         "left",
         (
-            "{unknown_time}",
-            "about {known_left.audio_hours:one} audio-hours",
-            " and {known_left.gpu_hours:one?} GPU-hours",
-            "; expected end: about {known_left.end_at_ms:moment?} at the speed of the running tasks",
-            "; about {left_s:duration} at the speed so far",
+            "about {rest.audio_hours:one?} audio-hours",
+            " and {rest.gpu_hours:one?} GPU-hours",
+            "; about {rest.wall_s:duration?} of running time",
+            "; expected end: about {rest.end_at_ms:moment?}",
         ),
     ),
     (
         "energy",
         (
-            "{least}{s.kwh_per_1000_audio_hours:two?} kWh per 1,000 audio-hours",
+            "{s.kwh_per_1000_audio_hours:two?} kWh per 1,000 audio-hours",
             " ({joules:round} J per audio-hour)",
         ),
     ),
@@ -341,7 +313,7 @@ HEADLINES = (
         (
             "{cost.gpu_s_mean:two} GPU-seconds (p50 {cost.gpu_s_p50:two}, p95 {cost.gpu_s_p95:two},"
             " max {cost.gpu_s_max:two})",
-            "; {cost.energy_j_mean:one?} J{some_tries} (p50 {cost.energy_j_p50:one}, p95 {cost.energy_j_p95:one},"
+            "; {cost.energy_j_mean:one?} J (p50 {cost.energy_j_p50:one}, p95 {cost.energy_j_p95:one},"
             " max {cost.energy_j_max:one})",
         ),
     ),
@@ -365,9 +337,9 @@ def headlines(summary: Summary) -> list[tuple[str, str]]:
         "left_out": left_out_words(summary.left_out) or None,
         "labels": tuple(f"{label} {many:,}" for label, _, many in summary.facts.labels[:_LABELS]) or None,
         "more_labels": len(summary.facts.labels[_LABELS:]),
+        "rest": summary.outlook,
         **_task_figures(summary),
         **_source_figures(summary),
-        **_rest_figures(summary),
         **_device_figures(summary),
     }
     lines = [(name, "".join(known_texts(templates, figures))) for name, templates in HEADLINES]
@@ -375,19 +347,11 @@ def headlines(summary: Summary) -> list[tuple[str, str]]:
 
 
 def _task_figures(summary: Summary) -> dict[str, Any]:
-    """Return how the tasks ended, and which left no database: they have not started, or could not write."""
-    logs = summary.completeness.missing_logs
-    queued = summary.queue is not None and summary.queue.waiting
-    may_start = summary.tasks_by_verdict.get(RUNNING) or queued
-    missing = summary.tasks_missing or None
+    """Return how the tasks ended, and which left no database."""
     return {
         "verdicts": ", ".join(f"{many:,} {verdict}" for verdict, many in sorted(summary.tasks_by_verdict.items())),
-        "heard": max((task.heard_at_ms or 0 for task in summary.facts.tasks if task.state == SILENT), default=None),
-        "not_started": missing if may_start else None,
-        "no_database": None if may_start else missing,
-        "readable": "readable " if summary.facts.lossy_files else "",
-        "queue": f": {summary.queue}" if queued else ", perhaps still in the queue",
-        "see": f" (see {logs[0]})" if logs else "",
+        "missing": summary.tasks_missing or None,
+        "log": [*summary.completeness.missing_logs, None][0],
     }
 
 
@@ -399,24 +363,10 @@ def _source_figures(summary: Summary) -> dict[str, Any]:
         "why_unknown": proof.why_unknown if summary.chunks else None,  # a recording has no source
         "rows": proof.expected,
         "not_listed": proof.not_listed,
-        "where": _where_not_listed(proof),
         "strangers": proof.strangers,
         "names": "; ".join(_name_gaps(summary.facts.recording_names)) or None,
         "places": place_words(places) if places else None,
     }
-
-
-def _where_not_listed(proof: Completeness) -> str:
-    """Return where the rows are that no task has listed."""
-    absent = (*proof.missing_indices, *proof.unmerged_indices)
-    if not absent or proof.not_listed_examples:
-        return "in no task"
-    reasons = []
-    if proof.missing_indices:
-        reasons.append("not started")
-    if proof.unmerged_indices:
-        reasons.append("not merged yet")
-    return f"of array index {indices(absent)} {', or '.join(reasons)}"
 
 
 def _name_gaps(gaps: NameGaps | None) -> Iterator[str]:
@@ -426,47 +376,27 @@ def _name_gaps(gaps: NameGaps | None) -> Iterator[str]:
     total = gaps.recordings
     dated = total - gaps.undated
     for many, most, gap, example in (
-        (gaps.undated, total, "no date in the name", gaps.undated_example),
-        (gaps.untimed, dated, "a date but no time in the name", gaps.untimed_example),
-        (gaps.no_study_area, total, "no study area in the path", gaps.no_study_area_example),
+        (gaps.undated, total, "a date in the name", gaps.undated_example),
+        (gaps.untimed, dated, "a time in the name", gaps.untimed_example),
+        (gaps.no_study_area, total, "a study area in the path", gaps.no_study_area_example),
     ):
         if 0 < many < most:
-            verb = "has" if many == 1 else "have"
-            yield f"{many:,} of {total:,} {verb} {gap} (e.g. {example})"
-
-
-def _rest_figures(summary: Summary) -> dict[str, Any]:
-    """Return how much is left, and when it will be done."""
-    rest = summary.outlook
-    if rest is None:
-        return {"unknown_time": None, "known_left": None, "left_s": None}
-    if rest.audio_hours is None:
-        return {"unknown_time": "remaining time not known yet", "known_left": None, "left_s": None}
-    left_s = rest.wall_s if rest.end_at_ms is None else None
-    return {"unknown_time": None, "known_left": rest, "left_s": left_s}
+            yield f"{many:,} of {total:,} without {gap} (e.g. {example})"
 
 
 def _device_figures(summary: Summary) -> dict[str, Any]:
-    """Return what the devices did and used, and how much of it was measured."""
+    """Return what the devices did and used."""
     cost = summary.chunk_cost
     bill = summary.bill
     kwh = summary.kwh_per_1000_audio_hours
-    metered_s = sum(device.energy_measured_s for device in summary.metered)
-    granted_s = sum(device.total_s for device in summary.metered)
     states = summary.states if any(task.engine for task in summary.facts.tasks) else {}
     shares = {STATE_WORDS[state]: time.share_percent or 0.0 for state, time in states.items()}
-    some_tries = ""
-    if cost.energy_tries < cost.tries:  # a short try may fall between two readings of power
-        some_tries = f", measured in {cost.energy_tries:,} of {count(cost.tries, 'try', 'tries')}"
     return {
         "use": tuple(f"{state} {share_words(share)}" for state, share in shares.items() if share >= 0.5) or None,
-        # Devices used energy before and after their readings.
-        "least": "at least " if metered_s < NEARLY_ALL / 100 * granted_s else "",
         "joules": kwh and kwh * 3600,
         "unbilled": bill and bill.why_unknown,
         "bill": bill if bill and bill.why_unknown is None else None,
         "cost": cost if cost.tries else None,
-        "some_tries": some_tries,
         "samples": sum(device.samples for device in summary.devices),
         "gaps": _gap_words(summary),
     }
@@ -495,29 +425,20 @@ def news_words(merged: Freshness) -> str:
     if merged.closed:
         news.append(f"whether anything is new since then is not known: {merged.closed}")
     elif merged.gone:
-        them = "its database is" if merged.gone == 1 else "their databases are"
-        news.append(f"the state of {count(merged.gone, 'task')} that ran then is not known: {them} not here")
+        news.append(f"the state of {count(merged.gone, 'task')} that ran then is not known: no database is here")
     if news and merged.as_of_ms is not None:
         news.insert(0, f"as of {moment(merged.as_of_ms)}")
     return "; ".join(news)
-
-
-_UNITS = {"thermal": "°C", "memory": "%", "power": "%", "idle": "s", "energy": "%"}  # of peak and limit
 
 
 def alert_lines(alerts: Sequence[AlertFacts]) -> list[str]:
     """Return a line for each kind of alert, the critical ones first."""
     lines = []
     for alert in sorted(alerts, key=lambda alert: alert.severity != "critical"):
-        unit = _UNITS.get(alert.kind)
         line = f"{alert.kind} ({alert.severity}): {count(alert.alerts, 'alert')} on {count(alert.devices, 'device')}"
-        if unit and alert.peak is not None and alert.threshold is not None:
-            line += f"; worst value {number(alert.peak, 0)} {unit}, limit {number(alert.threshold, 0)} {unit}"
         if alert.longest_s:
             line += f"; longest {duration(alert.longest_s)}"
         if alert.still_open:
             line += f"; {alert.still_open:,} still open"
-        if not unit:
-            line += f"; for example: {alert.example}"
-        lines.append(line)
+        lines.append(f"{line}; for example: {alert.example}")
     return lines

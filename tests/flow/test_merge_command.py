@@ -149,7 +149,7 @@ def test_what_an_array_has_left_is_named_and_its_command_does_it(site):
     told = site.badcjobs("merge", site.out)
     assert "run: not finished – 5 of 10 chunks done, 5 left\n" in told.stdout
     assert "\n  sbatch --array=1,2 …\n" in told.stdout
-    assert "not started" in (site.out / "report.html").read_text()
+    assert "no database from array index" in (site.out / "report.html").read_text()
     missing, proof = answer(site, "report", "missing_indices", "tasks_missing")
     assert missing == [[1, 2], [1, 2]]
     assert "5 done, 5 skipped of 10" in paste(site, proof["finish"][1])
@@ -218,8 +218,8 @@ def test_a_run_remembers_what_its_site_bills_and_a_site_that_does_not_exist_is_r
     words = (*words[:-1], "site=other.toml", "--out", "abc")
     assert site.badcjobs("run", *words, env=unknown).exit_code == 0
     told = site.badcjobs("merge", "abc")
-    assert re.search(r"\n  bill +not known: no memory request was recorded\n", told.stdout)
-    assert "not known: no memory request was recorded" in (site.folder / "abc" / "report.html").read_text()
+    assert re.search(r"\n  bill +not known: the request was not recorded\n", told.stdout)
+    assert "not known: the request was not recorded" in (site.folder / "abc" / "report.html").read_text()
 
 
 def test_nothing_is_billed_outside_slurm(site):

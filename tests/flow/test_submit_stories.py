@@ -118,7 +118,7 @@ def test_a_story_at_the_login_node(site, pages, name):
 def told(stdout):
     """Return what a command says, without what other tests are about and what differs from run to run."""
     if not stdout.startswith("{"):
-        return re.sub(r"(?<=no GPU in ).* s\b|[\d.,]+(?= × real time|.s at the speed so far)", "…", stdout)
+        return re.sub(r"(?<=no GPU in ).* s\b|[\d.,]+(?= × real time|.s of running time)", "…", stdout)
     document = json.loads(stdout)
     if "remarks" in document:
         document = {"remarks": document["remarks"], **{key: document["total"][key] for key in ("standstill", "go_on")}}

@@ -143,7 +143,7 @@ def test_the_page_with_charts(pages):
     data = re.search(r'<script type="application/json" id="chart-data">(.*?)</script>', html, re.DOTALL)
     assert "<" not in data[1] and len(json.loads(data[1])["rows"]) == 2
     sections = re.findall(r'<section id="(\w+)"', html)
-    assert sections == re.findall(r'<li><a href="#(\w+)"', html) and len(sections) == 13
+    assert sections == re.findall(r'<li><a href="#(\w+)"', html) and len(sections) == 12
     assert len(html.encode()) < 1_668_000
     frame = re.sub(r"<table.*?</table>", "<table>", ours[ours.index("<body>") :], flags=re.DOTALL)
     frame = re.sub(r'<script type="app.*', "", frame, flags=re.DOTALL).replace("><", ">\n<")
@@ -168,12 +168,10 @@ def test_runs_of_states_readings_of_all_devices_choices_and_bars(pages):
     many = [replace(device(n), busy_mean_percent=50.0 + n, work=replace(work, failed=int(n == 7))) for n in range(10)]
     for most in (4, 6, 10):
         said.append(f"## {most} of 10 devices: {[one.index for one in choose(many, most)]}")
-    for durations in ({1000: 3, 1400: 2, 2500: 1}, {1000: 50, 8000: 50}, {1000: 99, 8000: 1}, {1000: 99, 8001: 1},
-                      {5: 1}, {0: 1, 100_000: 4000}):  # fmt: skip
+    for durations in ({1000: 3, 1400: 2, 2500: 1}, {1000: 50, 8000: 50}, {5: 1}, {0: 1, 100_000: 4000}):  # fmt: skip
         bars = make_histogram(durations)
         edges = [round(edge, 6) for edge in bars.edges_s]
-        scale = "logarithmic" if bars.logarithmic else "linear"
-        said.append(f"## bars of {durations}: {scale}, {edges[:3]} … {edges[-1]}, {list(bars.counts)[:8]}")
+        said.append(f"## bars of {durations}: {edges[:3]} … {edges[-1]}, {list(bars.counts)[:8]}")
     pages({"computed.txt": "\n".join(said)})
 
 

@@ -145,12 +145,6 @@ def of_texts():
     """What headlines, tables and commands say."""
     lines = ("#SBATCH --mem=9G", "#SBATCH --mem=8G", "#SBATCH --time=1:00:00", "badcjobs check")
     interrupted = CutShort("a submit was cut short here", "badcjobs submit m.csv --array=0-2")
-    two, wide = (HEARD, replace(HEARD, heard_at_ms=None)), "鳥の声" * 30
-    named = replace(
-        JOB, devices=(replace(device(0, f"4821_0.{wide}"), name="図形処理装置"), device(1, "4821_1")),
-        labels=(("鳥" * 9, None, 3), ("声" * 9, None, 2)),
-        tasks=(replace(TASK, name=f"4821_0.{wide}"), replace(TASK, name="4821_1")),
-    )  # fmt: skip
 
     def found(summary, **changes):
         return replace(summary, findings=(replace(FINDINGS[0], **changes),))
@@ -158,14 +152,9 @@ def of_texts():
     return {
         **of_lines("texts", JOB, FINDINGS, is_proved=True, missing=(3,)),
         "a silent task": summarize(replace(JOB, tasks=(HEARD,)), WITHOUT, END_MS + 200_000),
-        "two silent tasks": summarize(replace(JOB, tasks=two), PROOF, END_MS + 200_000),
         "cut short": replace(whole(), verdict="stopped", cut_short=interrupted),
-        "cut short, and done": replace(whole(), verdict="done", cut_short=interrupted),
         "lines for next time": replace(whole(), findings=(replace(FINDINGS[0], lines=lines), *FINDINGS)),
-        "long lists": whole(long_lists(16)), "longer lists": whole(long_lists(17)),
-        "ten labels": whole(replace(JOB, labels=JOB.labels * 5)),
-        "eleven": whole(replace(JOB, labels=(*JOB.labels * 5, *JOB.labels[:1]))),
-        "wide letters": found(whole(named), subjects=(wide, f"x{wide}"), evidence=(f"1 of {wide}",)),
+        "long lists": whole(long_lists(16)),
         "a long command": found(whole(finish=("badcjobs run " + "folder/" * 30,), finish_by="run"),
                                 subjects=("chunk " * 30,) * 6, lines=("#SBATCH --comment=" + "x" * 120,)),
         "backticks": found(whole(), lines=("echo ````",), advice=""),
@@ -203,22 +192,6 @@ def test_what_prometheus_hears_where_one_fact_is_different(pages):
                "an end that has passed", "energy of one device")  # fmt: skip
     known = {**of_texts(), **of_numbers()}
     pages(differences(whole(), {name: replace(known[name], findings=FINDINGS) for name in of_them}, "report.prom"))
-
-
-def test_the_stragglers_of_the_page_are_those_of_the_findings(pages):
-    def nodes(*speeds, **first):
-        works = [replace(device().work, audio_s=3600 * x, chunk_p50_s=500 / x) for x in speeds]
-        devices = [replace(device(n), node=f"gpu{n}", work=work) for n, work in enumerate(works)]
-        devices[0] = replace(devices[0], **first)
-        return replace(WELL, tasks=(replace(DONE, devices=len(speeds)),), devices=tuple(devices))
-
-    said = []
-    for name, summary in of_lines("stragglers", WELL, large={"nodes": nodes}).items():
-        text = page_text(page(summary, "july")).partition("\nStragglers\n")[2].partition("\nFailed chunks\n")[0]
-        slow = [finding.subjects for finding in report.find(summary) if finding.kind == "straggler_device"]
-        assert all(one in text for subjects in slow for one in subjects)
-        said.append(f"## {name}\n{text}")
-    pages({"stragglers.txt": "\n".join(said)})
 
 
 def test_how_numbers_and_changes_are_written(pages):
