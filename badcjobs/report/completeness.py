@@ -172,6 +172,21 @@ def find_shares(tasks: Sequence[TaskFacts], shape: ArrayShape | None, *, by_mani
     return lambda row, part: indices[row // step % shape.count]
 
 
+def _adder(
+    db: sqlite3.Connection, index_of: IndexOf | None, progress: Progress
+) -> Callable[[int, int, tuple[str, str]], None]:
+    """Return a function that adds a row of a source; a repeated row counts once, because it is done once."""
+    numbers = itertools.count(1)
+
+    def add(row: int, part: int, key: tuple[str, str]) -> None:
+        db.execute("INSERT OR IGNORE INTO row VALUES (?, ?, ?)", (*key, index_of and index_of(row, part)))
+        number = next(numbers)
+        if number % _STEP == 0:
+            progress(number)
+
+    return add
+
+
 def _compare(
     database: Path, facts: JobFacts, sources: Sources, shape: ArrayShape | None, progress: Progress
 ) -> _Compared:
@@ -180,18 +195,9 @@ def _compare(
     lengths = {}
     if sources.cutting.cuts_recordings:
         lengths = known_lengths(database)
-    numbers = itertools.count(1)
     with closing(sqlite3.connect("", isolation_level=None, uri=True)) as db:  # in memory, or on disk
-
-        def add(row: int, part: int, key: tuple[str, str]) -> None:
-            """Add a row of a source; a repeated row counts once, because it is done once."""
-            db.execute("INSERT OR IGNORE INTO row VALUES (?, ?, ?)", (*key, index_of and index_of(row, part)))
-            number = next(numbers)
-            if number % _STEP == 0:
-                progress(number)
-
         db.executescript(_SCRATCH)
-        sources.read_identities(add, lengths)
+        sources.read_identities(_adder(db, index_of, progress), lengths)
         db.execute("COMMIT")
         db.execute("ATTACH ? AS job", (read_only_uri(database),))
         left_out = db.execute(_SET_ASIDE).rowcount  # they are neither done nor missing

@@ -260,7 +260,7 @@ class _Candidate(NamedTuple):
 
 
 def find(summary: Summary) -> tuple[Finding, ...]:
-    """Return the findings about a job, worst first: one for each cause, and none against another."""
+    """Return the findings about a job, worst first; none contradicts another."""
     candidates = sorted(_candidates(summary), key=lambda candidate: _rank(candidate.finding))
     chosen = _one_per_cause(candidates, summary)
     if all(task.is_local for task in summary.facts.tasks):  # no Slurm: no node to exclude

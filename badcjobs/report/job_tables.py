@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from badcjobs.model import AUDIO_FAULTS, CHARTED, load_word
 from badcjobs.report.progress import KILLED, OUTDATED, RUNNING, SILENT, state_words
-from badcjobs.report.summary import STATE_WORDS, StateSummary, Summary, chunk_name, ratio, sum_known
+from badcjobs.report.summary import STATE_WORDS, StateSummary, Summary, chunk_name
 from badcjobs.report.tables import Cell, Row, Table, columns
 from badcjobs.report.verdict import alert_lines
 from badcjobs.store.read_model import Completeness, DeviceFacts, GapFacts, TaskFacts
@@ -15,7 +15,6 @@ from badcjobs.words import (
     UNKNOWN,
     count,
     duration,
-    energies,
     energy,
     fixed,
     memory,
@@ -126,40 +125,22 @@ def _load(percent: float) -> str:
 
 def state_table(states: Mapping[str, StateSummary]) -> Table:
     """Return the time and energy of all devices by state."""
-    rows = [(STATE_WORDS[state], states[state]) for state in STATE_WORDS if state in states]
-    total = _total(states.values())
-    energies_wh = energies([state.energy_wh for _, state in [*rows, ("total", total)]])
-    lines = []
-    for (name, state), energy_wh in zip([*rows, ("total", total)], energies_wh, strict=True):
-        lines.append(
-            (
-                name,
-                _cell(state.gpu_hours, _hours),
-                _cell(state.share_percent, share_words),
-                _cell(state.busy_hours, _hours),
-                Cell(energy_wh, state.energy_wh),
-                _cell(state.energy_share_percent, share_words),
-                _cell(state.measured_percent, share_words),
-            )
+    rows: list[Row] = [
+        (
+            STATE_WORDS[name],
+            _cell(state.gpu_hours, _hours),
+            _cell(state.share_percent, share_words),
+            _cell(state.busy_hours, _hours),
+            _cell(state.energy_wh, energy),
+            _cell(state.energy_share_percent, share_words),
+            _cell(state.measured_percent, share_words),
         )
+        for name, state in states.items()
+    ]
     heads = columns(
         "<what the GPUs did", "GPU time", "of the time", "of it busy", "energy", "of the energy", "measured"
     )
-    return Table("state-table", "What the GPUs did with their time and energy", heads, lines[:-1], lines[-1])
-
-
-def _total(states: Collection[StateSummary]) -> StateSummary:
-    hours = sum(state.gpu_hours for state in states)
-    energy_wh = sum_known(state.energy_wh for state in states)
-    measured = sum(state.gpu_hours * (state.measured_percent or 0.0) for state in states)
-    return StateSummary(
-        gpu_hours=hours,
-        share_percent=100.0,
-        busy_hours=sum_known(state.busy_hours for state in states),
-        energy_wh=energy_wh,
-        energy_share_percent=None if energy_wh is None else 100.0,
-        measured_percent=ratio(measured, hours),
-    )
+    return Table("state-table", "What the GPUs did with their time and energy", heads, rows)
 
 
 def device_table(summary: Summary) -> Table:

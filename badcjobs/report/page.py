@@ -18,7 +18,7 @@ from badcjobs.model import CHARTED, ChartData, not_none
 from badcjobs.report import job_tables as tables
 from badcjobs.report.summary import STATE_WORDS, Finding, Summary, count_devices
 from badcjobs.report.tables import Table, table_html
-from badcjobs.report.verdict import MOST_FINDINGS, Verdict, bar, headlines, verdict_of
+from badcjobs.report.verdict import MOST_FINDINGS, Verdict, bar, headlines, no_findings_words, verdict_of
 from badcjobs.version import __version__
 from badcjobs.words import count, escape, number, period, share_words
 
@@ -86,7 +86,7 @@ def _header(summary: Summary, title: str) -> str:
         f'<p class="outcome"><strong class="verdict {verdict.state}">{escape(verdict.word)}</strong>'
         f"{escape(verdict.counts)}</p>{_bar(verdict)}"
         f'<p class="about">{escape(" · ".join(_about(summary)))}</p><dl class="words">{lines}</dl>'
-        f'<div class="first">{_first_findings(summary, verdict)}{_next(verdict)}</div>'
+        f'<div class="first">{_first_findings(summary)}{_next(verdict)}</div>'
     )
 
 
@@ -102,9 +102,9 @@ def _about(summary: Summary) -> Iterator[str]:
         yield f"engine {', '.join(engines)}"
 
 
-def _first_findings(summary: Summary, verdict: Verdict) -> str:
+def _first_findings(summary: Summary) -> str:
     heading = "What to change" if summary.findings else "Findings"
-    body = _finding_list(summary.findings[:MOST_FINDINGS]) or paragraph(verdict.no_findings, "well")
+    body = _finding_list(summary.findings[:MOST_FINDINGS]) or paragraph(no_findings_words(summary), "well")
     more = len(summary.findings) - MOST_FINDINGS
     if more > 0:
         body += f'<p class="quiet"><a href="#findings">{count(more, "more finding")}</a></p>'

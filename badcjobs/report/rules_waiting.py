@@ -196,7 +196,7 @@ def _waiting(facts: JobFacts, summary: Summary) -> Cases:
             yield {**_loss(cause, by_cause, low, facts), "severity": severity_of(sum(by_cause.values()))}
             return
     gpu_s = 3600 * summary.gpu_hours
-    by_cause = _idle_by_cause(groups, facts)
+    by_cause = _rest_by_cause(groups)
     cause = max(_LARGE_CAUSES, key=by_cause.__getitem__)
     lost_s = by_cause[cause]
     if lost_s >= max(_WORTH_S, _WORTH * gpu_s):
@@ -249,24 +249,33 @@ def _loss(cause: str, by_cause: Mapping[str, float], groups: Sequence[_Group], f
 
 
 def _idle_by_cause(groups: Sequence[_Group], facts: JobFacts) -> Mapping[str, float]:
-    """Return for how many seconds devices were idle for each cause."""
-    by_cause: dict[str, float] = defaultdict(float)
+    """Return for how many seconds devices were idle for each cause, also while chunks were in progress."""
+    by_cause = _rest_by_cause(groups)
     for group in groups:
         while_working = _cause_of_idle_work(group, facts)
         for device in group.devices:
             idle = {state: seen_s(time) - (time.busy_s or 0.0) for state, time in device.states.items()}
-            for cause, idle_s in _lost_at_rest(idle, device, group).items():
-                by_cause[cause] += idle_s
             by_cause[while_working] += idle.get("working", 0.0)
             by_cause["failures"] += idle.get("failed", 0.0) + idle.get("lost", 0.0)
     return by_cause
 
 
-def _lost_at_rest(seconds: Mapping[str, float], device: DeviceFacts, group: _Group) -> dict[str, float]:
+def _rest_by_cause(groups: Sequence[_Group]) -> dict[str, float]:
+    """Return for how many seconds devices had no chunk, by cause."""
+    by_cause: dict[str, float] = defaultdict(float)
+    for group in groups:
+        for device in group.devices:
+            for cause, rest_s in _rest(device, group).items():
+                by_cause[cause] += rest_s
+    return by_cause
+
+
+def _rest(device: DeviceFacts, group: _Group) -> dict[str, float]:
     """Return the seconds without a chunk by cause.
 
     After its last chunk a device waits first for other devices, then for the end of the task.
     """
+    seconds = device.state_s
     lost = {"start_up": seconds.get("start_up", 0.0)}
     resting_s = seconds.get("waiting", 0.0) + seconds.get("idle", 0.0)
     own_ms = device.work.last_end_ms

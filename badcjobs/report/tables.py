@@ -46,7 +46,6 @@ class Table:
     caption: str
     columns: Sequence[Column]
     rows: Sequence[Row]
-    foot: Row = ()  # the total, which stays at the end when rows are sorted
     of: int = 0  # how many rows there are, if these are only the first
 
     @property
@@ -55,9 +54,9 @@ class Table:
         return [heading for heading, _ in self.columns]
 
     def cells(self) -> list[list[str]]:
-        """Return all cells as text: headings, rows and total."""
-        shown = (*self.rows, *([self.foot] if self.foot else []))
-        return [self.headings, *([cell if isinstance(cell, str) else cell.words for cell in row] for row in shown)]
+        """Return all cells as text: headings and rows."""
+        rows = [[cell if isinstance(cell, str) else cell.words for cell in row] for row in self.rows]
+        return [self.headings, *rows]
 
 
 def table_text(table: Table, width: int | None = None) -> list[str]:
@@ -122,11 +121,10 @@ def table_html(table: Table) -> str:
     lines = [
         f"<tr{' hidden' if number >= FOLD else ''}>{_cells(row, classes)}" for number, row in enumerate(table.rows)
     ]
-    foot = f"<tfoot><tr>{_cells(table.foot, classes)}</tfoot>" if table.foot else ""
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.caption)}">'
         f'<table id="{escape(table.name)}" data-fold="{FOLD}"><caption>{escape(table.caption)}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>\n" + "\n".join(lines) + f"</tbody>{foot}</table></div>"
+        f"<thead><tr>{head}</tr></thead><tbody>\n" + "\n".join(lines) + "</tbody></table></div>"
     )
 
 

@@ -16,7 +16,7 @@ from badcjobs.report.compare import Comparison, comparison_tables, news_of
 from badcjobs.report.job_tables import detail_lists, failure, page_tables, state_table, stray_table
 from badcjobs.report.summary import Finding, Summary, ratio
 from badcjobs.report.tables import WIDTH, Table, beginning, columns, escaped, table_markdown, table_text
-from badcjobs.report.verdict import BAR, MOST_FINDINGS, Verdict, bar, headlines, verdict_of
+from badcjobs.report.verdict import BAR, MOST_FINDINGS, Verdict, bar, headlines, no_findings_words, verdict_of
 from badcjobs.words import audio_time, count, duration, first_names, moment, plain, speed
 
 _MOST = 10  # entries of a list in text
@@ -70,7 +70,7 @@ def summary_text(
     for finding in worst:
         lines += [*_finding_lines(finding, colour=colour, width=width), ""]
     if not summary.findings:
-        lines += [*wrap(f"  {verdict.no_findings}", indent=2, width=width), ""]
+        lines += [*wrap(f"  {no_findings_words(summary)}", indent=2, width=width), ""]
     lines += [*_labelled_lines(headlines(summary), width), ""]
     for finding in summary.findings[MOST_FINDINGS:]:
         lines += [*_finding_lines(finding, colour=colour, width=width), ""]
@@ -161,7 +161,7 @@ def markdown(summary: Summary, title: str) -> str:
     for finding in summary.findings:
         parts += _finding_markdown(finding)
     if not summary.findings:
-        parts.append(escaped(verdict.no_findings))
+        parts.append(escaped(no_findings_words(summary)))
     tables = [("What the GPUs did", state_table(summary.states)), ("Rows", stray_table(summary.completeness))]
     tables += [(part.heading, part.table) for part in page_tables(summary)]
     for heading, table in tables:

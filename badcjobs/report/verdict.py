@@ -55,7 +55,6 @@ class Verdict:
     cost: str
     result: str
     next: Steps
-    no_findings: str = ""  # the sentence for a job without findings
 
     @property
     def lines(self) -> list[tuple[str, str]]:
@@ -145,7 +144,6 @@ def verdict_of(summary: Summary) -> Verdict:
         cost="".join(known_texts(_COST, figures)),
         result="".join(known_texts(_RESULT, figures)) if summary.chunks else "",
         next=next_steps(summary, outcome.state),
-        no_findings="" if summary.findings else _no_findings(summary),
     )
 
 
@@ -191,7 +189,7 @@ def _figures(summary: Summary) -> dict[str, object]:
     }
 
 
-def _no_findings(summary: Summary) -> str:
+def no_findings_words(summary: Summary) -> str:
     """Return the sentence for a job without findings."""
     if summary.verdict == "done" and not summary.alerts:
         return "No problems found."
