@@ -10,7 +10,7 @@ import posixpath
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,8 +28,7 @@ SPREADING = {"srun", "mpirun", "mpiexec"}
 _PLAIN = {"exec", "command", "nohup", "python"}
 
 _SBATCH = re.compile(r"^[ \t]*#[ \t]*SBATCH[ \t]+(?P<options>-.*?)[ \t\r]*$", re.M)
-_HET_JOB = re.compile(r"^#SBATCH[ \t]+(?:het|pack)job", re.M)  # only the options of the first job are read
-_END_OF_OPTIONS = re.compile(rf"^[ \t]*[^#\s]|{_HET_JOB.pattern}", re.M)
+_END_OF_OPTIONS = re.compile(r"^[ \t]*[^#\s]", re.M)
 _HERE_DOCUMENT = re.compile(r"(?<!<)<<(?!<)")
 _OPTION = re.compile(r"(?<![\w-])--?(?P<name>[A-Za-z][\w-]*)(?:=\S*)?")
 
@@ -67,8 +66,8 @@ class WrongWord(NamedTuple):
     """A word of the command line that badcjobs refuses."""
 
     message: str
-    word: str
-    instead: str  # empty: not known
+    fix: str  # the right word, or a line to paste
+    word: str = ""  # the one to replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +95,6 @@ class Call:
     named: frozenset[str] = frozenset()  # all options, also those with an unknown value
     hidden: bool = False  # a variable may have more options
     sources: tuple[str, ...] | None = None  # None: one of them has an unknown variable
-
-    def may_set(self, key: str) -> bool:
-        """Say whether the call sets a setting of ``badcjobs run``, or a file of ``--config`` may set it."""
-        if key in self.named:
-            return True
-        if "config" in self.named and "config" not in self.values:
-            return True
-        configs = self.values.get("config", ())
-        return any(is_config_file(config) or config.startswith(f"run.{key}=") for config in configs)
 
     @property
     def by_exec(self) -> bool:
@@ -179,14 +169,14 @@ def read_script(text: str, name: str, environ: Environ, cwd: str, parse: Parser,
     ``options`` are those on the command line of sbatch, which override the environment, which overrides the script.
     """
     wrong: list[str] = []
-    given = sbatch.read_options(_option_words(text))
-    given |= sbatch_options(environ)
-    given |= sbatch.read_options(options)
-    values = sbatch.read_values(given, wrong)
-    asked = sbatch.read_asked(given, values, wrong)
+    requested = sbatch.read_options(_option_words(text))
+    requested |= sbatch_options(environ)
+    requested |= sbatch.read_options(options)
+    values = sbatch.read_values(requested, wrong)
+    asked = sbatch.read_asked(requested, values, wrong)
 
     plain = _HERE_DOCUMENT.split(text, maxsplit=1)[0]
-    variables = _Variables(plain, given, environ, cwd)
+    variables = _Variables(plain, requested, environ, cwd)
     lines = [_read_call(number, line, variables, parse) for number, line in _logical_lines(plain)]
     calls = [line for line in lines if isinstance(line, Call)]
     wrong_calls = [line for line in lines if isinstance(line, Mistake)]
@@ -195,12 +185,12 @@ def read_script(text: str, name: str, environ: Environ, cwd: str, parse: Parser,
         unread = [_line_of(text, named.end()) for named in _NAMED.finditer(text)]
     script = BatchScript(
         name=name,
-        options=given,
+        options=requested,
         asked=asked,
         signal=values.get("signal"),
         calls=tuple(calls),
         mistakes=(*_form_mistakes(text, name), *(_option_mistake(message, text, name) for message in wrong)),
-        ignored=() if _HET_JOB.search(text) else tuple(_ignored_options(plain)),
+        ignored=tuple(_ignored_options(plain)),
         wrong_calls=tuple(wrong_calls),
         unread=tuple(unread),
         modules=tuple(module for module in _modules_of(text) if module[0].isalpha()),
@@ -218,7 +208,7 @@ def _needs_gpu(script: BatchScript) -> bool:
     if script.asked.gpus_per_task != 0:
         return True
     start = script.start
-    return start is not None and not start.hidden and not start.may_set("cpu_workers")
+    return start is not None and not start.hidden and start.named.isdisjoint({"cpu_workers", "config"})
 
 
 def _modules_of(text: str) -> list[str]:
@@ -299,9 +289,8 @@ class _Variables:
 
     def __init__(self, text: str, given: sbatch.Options, environ: Environ, cwd: str) -> None:
         chdir = given.get("chdir", "")
-        names, exports = sbatch.parse_export(given.get("export", "ALL"))
-        passed = environ if "ALL" in names else {}
-        self.values = {name: value for name, value in passed.items() if not name.startswith(_OF_THE_JOB)}
+        exports = sbatch.parse_export(given.get("export", ""))
+        self.values = {name: value for name, value in environ.items() if not name.startswith(_OF_THE_JOB)}
         self.values |= exports | {"SLURM_SUBMIT_DIR": cwd, "PWD": posixpath.join(cwd, chdir)}
         self._text = text
         self._folder = None if _MOVING.search(text) else chdir  # None: the script changes its folder
@@ -313,9 +302,9 @@ class _Variables:
         for assignment in assignments:
             name = assignment["name"]
             self.values.pop(name, None)
-            words = _split(assignment["value"]) or [""]
-            value = self.value_of(words[0])
-            if times_assigned[name] == 1 and len(words) == 1 and value is not None:
+            first, *rest = _split(assignment["value"]) or [""]
+            value = self.value_of(first)
+            if times_assigned[name] == 1 and not rest and value is not None:
                 self.values[name] = value
 
         self._arrays = {name: _split(body) for name, body in _ARRAY.findall(text)}
@@ -329,16 +318,16 @@ class _Variables:
 
     def words_of(self, line: str) -> list[str]:
         """Return the words of a command: arrays expanded, known variables replaced."""
-        words: list[str] = []
+        expanded: list[str] = []
         for word in _split(line):
             array = _ALL_OF_ARRAY.fullmatch(word)
             if array is not None and array[1] in self._arrays:
-                words += self._arrays[array[1]]
+                expanded += self._arrays[array[1]]
             else:
-                words.append(word)
-        while words and re.match(r"\w+=", words[0]):
-            words.pop(0)
-        return [self.value_of(word) or word for word in words]
+                expanded.append(word)
+        while expanded and re.match(r"\w+=", expanded[0]):
+            expanded.pop(0)
+        return [self.value_of(word) or word for word in expanded]
 
     def path_of(self, path: str) -> str | None:
         """Return a path relative to the folder of submission; None: not known."""
@@ -366,12 +355,12 @@ def _read_call(number: int, line: str, variables: _Variables, parse: Parser) -> 
     """Return the call of badcjobs in a line, or its mistake; a line with several commands is not read."""
     if line.startswith("#") or _OPERATOR.search(_QUOTED.sub("", line)):
         return None
-    words = variables.words_of(line)
-    for at, word in enumerate(words):
+    command = variables.words_of(line)
+    for at, word in enumerate(command):
         if _program(word) != "badcjobs":
             continue
-        after = words[at + 1 :]
-        before = tuple(map(_program, words[:at]))
+        after = command[at + 1 :]
+        before = tuple(map(_program, command[:at]))
         launcher = next((name for name in before if name not in _PLAIN and not name.startswith("-")), None)
         if launcher is not None and launcher not in CONTAINERS | SPREADING:
             return None
@@ -379,7 +368,10 @@ def _read_call(number: int, line: str, variables: _Variables, parse: Parser) -> 
         if parsed.wrong is not None and "$" in " ".join(after):
             return None  # a variable may have the rest of an option
         if parsed.wrong is not None and (launcher is None or parsed.command in after):
-            return _call_mistake(number, line, parsed.command, parsed.wrong)
+            fix = parsed.wrong.fix
+            if parsed.wrong.word:
+                fix = line.replace(parsed.wrong.word, fix, 1)
+            return Mistake(f" line {number}: {parsed.wrong.message}", fix)
         if parsed.command is not None and parsed.command in after:
             return _call_of(Call(number, line, parsed.command, before), parsed, variables)
     return None
@@ -412,15 +404,6 @@ def _program(word: str) -> str:
     return re.sub(r"^python[\d.]*$", "python", name)
 
 
-def _call_mistake(number: int, line: str, command: str | None, wrong: WrongWord) -> Mistake:
-    text = f" line {number}: {wrong.message}"
-    pattern = rf"(?<![\w-]){re.escape(wrong.word)}(?![\w-])"
-    corrected = re.sub(pattern, lambda _: wrong.instead, line, count=1)
-    if wrong.instead and corrected != line:
-        return Mistake(text, corrected)
-    return Mistake(text, " ".join(filter(None, ("badcjobs", command, "--help"))))
-
-
 # --- the request for the emulation ----------------------------------------------------------------------------------
 
 _UNDERSTOOD = {
@@ -429,14 +412,7 @@ _UNDERSTOOD = {
     "no-requeue",
 }  # fmt: skip
 # The script would behave differently without these options, so they are refused, not ignored.
-_REFUSED = {
-    "exclusive": "ask for the GPUs and cores by number: --gpus-per-node, --cpus-per-task",
-    "export-file": "use --export=ALL,NAME=VALUE",
-    "gpus-per-socket": "use --gpus-per-node",
-    "input": "read the file in the script",
-    "tres-per-task": "use --gpus-per-node",
-    "wrap": "write the command into the script",
-}
+_REFUSED = ("exclusive", "export-file", "gpus-per-socket", "input", "tres-per-task", "wrap")
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,14 +420,9 @@ class JobRequest:
     """What a job requests, as far as one machine can provide it."""
 
     given: sbatch.Options
+    asked: sbatch.Asked
     array: sbatch.ArraySpec | None = None
-    time_s: int | None = None  # None: no limit
     warning: sbatch.EarlySignal | None = None
-    gpus: int = 0
-    cpus: int | None = None  # --cpus-per-task
-    ntasks: int | None = None
-    mem_mib: int | None = None  # not enforced, but in the environment of the task; None: all memory
-    exports: Mapping[str, str] = field(default_factory=dict)  # variables that --export sets
 
     @property
     def ignored(self) -> list[str]:
@@ -464,9 +435,19 @@ class JobRequest:
         return None if self.array is None else self.array.parallel
 
     @property
+    def gpus(self) -> int:
+        """The GPUs of one array task."""
+        return self.asked.gpus_per_task or 0
+
+    @property
+    def ntasks(self) -> int | None:
+        """The number of processes that srun would start; None: not given."""
+        return sbatch.count_tasks(self.given)
+
+    @property
     def cores(self) -> int:
         """The cores of one array task."""
-        return (self.cpus or 1) * (self.ntasks or 1)
+        return self.asked.cpus or self.ntasks or 1
 
     @property
     def indices(self) -> tuple[int | None, ...]:
@@ -479,25 +460,13 @@ def read_request(script: str, options: Words = ()) -> JobRequest:
     for mistake in _form_mistakes(script, "SCRIPT"):
         raise BadInput(f"the batch script{mistake.text}", fix=mistake.fix)
     mistakes: list[str] = []
-    given = sbatch.read_options(_option_words(script)) | sbatch.read_options(options)
-    values = sbatch.read_values(given, mistakes)
-    exported, exports = sbatch.parse_export(given.get("export", "ALL"))
-    if "ALL" not in exported:
-        mistakes.append(f"--export={given['export']}: the emulation passes all variables on; write --export=ALL,…")
-    request = JobRequest(
-        given=given,
-        array=values.get("array"),
-        time_s=values.get("time"),
-        warning=values.get("signal"),
-        gpus=sbatch.try_parse(mistakes, sbatch.count_gpus, given) or 0,
-        cpus=sbatch.try_parse(mistakes, sbatch.parse_positive, given, "cpus-per-task"),
-        ntasks=sbatch.try_parse(mistakes, sbatch.count_tasks, given),
-        mem_mib=sbatch.try_parse(mistakes, sbatch.parse_memory, given.get("mem", "0")) or None,
-        exports=exports,
-    )
-    mistakes += [f"--{name}: not supported by the emulation; {_REFUSED[name]}" for name in given if name in _REFUSED]
-    nodes = given.get("nodes", "1").partition("-")[0]
-    if nodes != "1":
-        mistakes.append(f"--nodes={nodes}: the emulation is one machine")
+    requested = sbatch.read_options(_option_words(script)) | sbatch.read_options(options)
+    values = sbatch.read_values(requested, mistakes)
+    asked = sbatch.read_asked(requested, values, mistakes)
+    if "ALL" not in requested.get("export", "ALL").split(","):
+        mistakes.append(f"--export={requested['export']}: the emulation passes all variables on; write --export=ALL,…")
+    mistakes += [f"--{name}: not supported by the emulation" for name in requested if name in _REFUSED]
+    if asked.nodes not in (None, 1):
+        mistakes.append(f"--nodes={requested['nodes']}: the emulation is one machine")
     refuse(mistakes, "badcjobs guide local   (lists the options that have an effect)", "options of this job are wrong")
-    return request
+    return JobRequest(requested, asked, values.get("array"), values.get("signal"))

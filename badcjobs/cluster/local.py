@@ -252,57 +252,49 @@ def _check(job: LocalJob, logs: Path, pool: DevicePool, tell: Tell) -> None:
     cores = job.world.cores
     tasks = len(request.indices)
     tell(f"job {job.job_id}: {count(tasks, 'task')} on this machine, logs in {logs}")
-    if request.cores > cores:
-        tell(f"each task asks for {request.cores} CPUs and gets {cores}: this machine has no more")
-
     parallel = min(tasks, request.parallel or (tasks if pool.share else 1))
     room = cores // job.cores
+    of_cores = f"each task asks for {request.cores} cores, and this machine has {cores}"
     if (pool.share or not request.gpus) and parallel > room:
-        fewer = f"; --cpus {cores // parallel} lets {parallel} run" if cores >= parallel else ""
-        tell(f"at most {room} at a time: each task asks for {job.cores} of {cores} cores{fewer}")
-
-    if request.warning is not None and not request.warning.to_script:
-        tell("--signal without B: reaches only srun steps, not the script (write --signal=B:USR1@180)")
+        tell(f"{of_cores}: at most {room} at a time")
+    elif request.cores > cores:
+        tell(of_cores)
     if request.ignored:
         tell("without effect outside Slurm: " + ", ".join(f"--{name}" for name in request.ignored))
 
 
 def _new_job(world: World, logs: Path) -> tuple[int, Path]:
-    """Return a job number that is new in the run folder and on this machine, and a folder for the job.
+    """Return a job number that is new in the run folder, and a folder for the job.
 
     The number is the time in seconds, so that it grows, as Slurm's numbers do.
     """
-    parent = Path(world.environ.get("TMPDIR") or tempfile.gettempdir())
     number = world.clock.now_ms() // 1000
-    while True:
-        folder = parent / f"slurm-emulation-{number}"
-        if not (logs / f"{number}.json").exists():
-            try:
-                folder.mkdir(mode=0o700)
-                return number, folder
-            except FileExistsError:
-                pass
-            except OSError as error:
-                what = f"cannot create a folder for the emulation in {parent}"
-                raise BadInput(what, why=error.strerror, fix="export TMPDIR=/tmp") from error
+    while (logs / f"{number}.json").exists():
         number += 1
+    parent = world.environ.get("TMPDIR") or tempfile.gettempdir()
+    try:
+        return number, Path(tempfile.mkdtemp(prefix=f"slurm-emulation-{number}-", dir=parent))
+    except OSError as error:
+        raise BadInput(
+            f"cannot create a folder for the emulation in {parent}", why=error.strerror, fix="export TMPDIR=/tmp"
+        ) from error
 
 
 def _command_of(order: ScriptOrder, settings: LocalSettings, world: World) -> tuple[str, ...]:
     """Return the command that emulates a script again."""
-    words = ["badcjobs", "submit", str(world.cwd / order.script)]
+    command = ["badcjobs", "submit", str(world.cwd / order.script)]
     if order.source is not None:
-        words.append(str(world.cwd / order.source))
-    words.append("--cluster=local")
+        command.append(str(world.cwd / order.source))
+    command.append("--cluster=local")
     if order.out is not None:
-        words.append(f"--out={order.out}")
-    words += [f"--sbatch={shlex.quote(option)}" for option in order.options]  # a script's are split at spaces
-    words += settings.options
+        command.append(f"--out={order.out}")
+    command += [f"--sbatch={shlex.quote(option)}" for option in order.options]  # a script's are split at spaces
+    command += settings.options
     if settings.max_requeues:
-        words.append(f"--config=submit.requeues={settings.max_requeues}")
+        command.append(f"--config=submit.requeues={settings.max_requeues}")
     before, of_run = records.split_run_words(order.arguments)
-    words += before
-    return (*words, "--", *of_run) if of_run else tuple(words)
+    command += before
+    return (*command, "--", *of_run) if of_run else tuple(command)
 
 
 # --- one job at a time in a run folder ------------------------------------------------------------------------------
@@ -338,22 +330,23 @@ def _refuse_if_slurm_has_job(out: Path, *, again: bool) -> bool:
 
     Return whether Slurm has answered that it has no array of this run that is not recorded.
     """
-    record = None
-    has = f"a submit with --cluster slurm was killed in {out}, or its answer was lost: there may be a job"
-    why = "both would process the same chunks"
     try:
         record = records.last_submission(out, query_number)
         if record is None or has_ended(Slurm().states(record.job)):
             return record == records.read_record(out)  # else it was found by its script, and has ended
-        fix = f"{Slurm().cancel_line(record.job)}   (or wait: the same command with --cluster slurm --wait)"
     except (NotHere, Unanswered) as error:
         if again:
             return False
-        why += f"; it is not known whether it has ended: {error.what if isinstance(error, NotHere) else error}"
-        fix = "the same command with --again, once that job has ended"
-    if record is not None:
-        has = f"{out} already has job {record.job.job_id} of --cluster {record.cluster}"
-    raise BadInput(has, why=why, fix=fix)
+        raise BadInput(
+            f"{out} may have a job in Slurm",
+            why=f"both would process the same chunks, and it is not known whether it has ended: {error}",
+            fix="the same command with --again, once that job has ended",
+        ) from error
+    raise BadInput(
+        f"{out} already has job {record.job.job_id} of --cluster slurm",
+        why="both would process the same chunks",
+        fix=f"{Slurm().cancel_line(record.job)}   (or wait: the same command with --cluster slurm --wait)",
+    )
 
 
 def _merge_and_judge(machine: LocalMachine, job: Submitted, world: World, tell: Tell) -> Emulation:

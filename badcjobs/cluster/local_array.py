@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections import Counter
-from collections.abc import Callable, Iterable
+import signal
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +14,14 @@ from typing import Any
 
 from badcjobs.cluster.local_devices import DevicePool
 from badcjobs.cluster.local_task import Attempt, LocalJob
-from badcjobs.cluster.local_watch import MARK, Watcher
-from badcjobs.cluster.outcomes import made_progress, read_row
+from badcjobs.cluster.local_watch import Watcher
+from badcjobs.cluster.outcomes import DoneChunks, made_progress
 from badcjobs.cluster.scheduler import CANCELLED, COMPLETED, FAILED, REQUEUED, TaskOutcome
 from badcjobs.cluster.wait_for_job import Tell
 from badcjobs.errors import ExitCode
 from badcjobs.model import Device, StandIn
 from badcjobs.paths import RunFolder
+from badcjobs.seams import Clock
 from badcjobs.store.atomic_write import replace_text
 from badcjobs.store.submission_record import PENDING, RUNNING, rows_in
 from badcjobs.task.startup import NO_RESTART_VARIABLE
@@ -30,12 +31,9 @@ LockRun = Callable[[Path], None]  # locks a run folder
 
 _TICK_S = 0.05
 _TRY_LOCKED_S = 1.0  # while other runs use the devices
-_TELL_WAITING_S = 30.0
+_TELL_S = 30.0  # between two lines about the chunks, or about GPUs that others use
 _WRITE_EVERY_S = 0.5  # the file of states
-_TELL_FIRST_S = 0.5  # the pause between two lines about the chunks doubles
-_TELL_LAST_S = 60.0
 _KILL_WAIT_S = 30.0  # as Slurm's default
-_CHUNKS = "SELECT count(*), sum(status IN ('done', 'skipped')), sum(status IN ('failed', 'poison')) FROM chunk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,31 +72,21 @@ class TaskRow(TaskOutcome):
         return {**TaskOutcome.to_dict(self), **more}
 
 
-class ChunkCounts:
-    """Counts the chunks of the tasks that have begun; ``total``: of all tasks, 0: not known before they begin."""
+class Timer:
+    """Is due at once, then after each interval."""
 
-    def __init__(self, tasks: int, total: int) -> None:
-        self._tasks = tasks
-        self._total = total
-        self._counts: dict[int | None, tuple[int, int, int]] = {}  # by index: listed, done, failed
+    def __init__(self, clock: Clock, every_s: float) -> None:
+        self._clock = clock
+        self._every_s = every_s
+        self._next_s = 0.0
 
-    def update(self, index: int | None, databases: Iterable[Path], *, live: bool) -> None:
-        """Count the chunks of one task; ``live``: the task is writing its database."""
-        for database in databases:
-            row = read_row(database, _CHUNKS, live=live)
-            if row is not None and row[0]:
-                self._counts[index] = (row[0], row[1], row[2])
-
-    def __str__(self) -> str:
-        if not self._counts:
-            return ""
-        listed, done, failed = map(sum, zip(*self._counts.values(), strict=True))
-        text = f"{done:,} of {count_of(max(listed, self._total), 'chunk')} done"
-        if not self._total and len(self._counts) < self._tasks:
-            text += " in the tasks that have begun"
-        if failed:
-            text += f", {failed:,} failed"
-        return text
+    def is_due(self) -> bool:
+        """Say whether the interval is over; if so, begin the next one."""
+        now_s = self._clock.monotonic_s()
+        if now_s < self._next_s:
+            return False
+        self._next_s = now_s + self._every_s
+        return True
 
 
 class LocalArray:
@@ -118,16 +106,13 @@ class LocalArray:
         self._waiting = list(self.rows)
         self._running: list[tuple[TaskRow, Attempt]] = []
         self._stopping = 0  # 1: no task is started, 2: all tasks are being stopped, 3: killed
-        outer = job.world.environ.get(MARK, "")
-        # Every process of this job carries this mark, appended to that of an outer job.
-        self._mark = f"{outer}/{job.job_id}-{os.getpid()}".lstrip("/")
+        self._mark = f"{job.job_id}-{os.getpid()}"  # in the environment of every process of this job
         self._next_lock_s = 0.0
-        self._next_waiting_line_s = 0.0
-        self._next_write_s = 0.0
-        self._chunks = ChunkCounts(len(self.rows), settings.chunks)
-        self._chunk_line = ""  # the last one
-        self._chunk_pause_s = _TELL_FIRST_S
-        self._next_chunk_line_s = 0.0
+        self._waiting_timer = Timer(self._clock, _TELL_S)
+        self._chunk_timer = Timer(self._clock, _TELL_S)
+        self._write_timer = Timer(self._clock, _WRITE_EVERY_S)
+        self._chunks = DoneChunks()
+        self._chunk_line = "0 chunks done"  # the last one; this one says nothing
         self._stale = False
 
     def use_run_folder(self, path: Path) -> None:
@@ -139,7 +124,8 @@ class LocalArray:
     def run(self) -> list[TaskRow]:
         """Run everything to its end."""
         self._watch = Watcher(self._mark, self._settings.kill_wait_s, self.job.folder, self.job.world.environ)
-        self._keep_locks()
+        if self.run_folder is not None:
+            self._watch.keep_run(self.run_folder.path)
         try:
             while self._running or (self._waiting and not self._stopping):
                 self._handle_signals()
@@ -166,23 +152,22 @@ class LocalArray:
     def _handle_signals(self) -> None:
         """Pass a warning on; the first ending signal stops all tasks in an orderly way, the second kills them."""
         stop = self.job.world.stop
-        attempts = [attempt for _, attempt in self._running]
-        tasks = count_of(len(attempts), "task")
-        if stop.warned_by is not None and self._stopping < 1:
-            self._stopping = 1
-            self._tell(f"{stop.warned_by.name}: starting no new task, passing it on to {tasks}")
-            for attempt in attempts:
+        if stop.warned_by is not None and self._is_new(1, stop.warned_by, "starting no new task, passing it on to {}"):
+            for _, attempt in self._running:
                 attempt.warn(stop.warned_by)
-        if stop.ended_by is not None and self._stopping < 2:
-            self._stopping = 2
-            self._tell(f"{stop.ended_by.name}: stopping {tasks}; a second signal kills them")
-            for attempt in attempts:
+        if stop.ended_by is not None and self._is_new(2, stop.ended_by, "stopping {}; a second signal kills them"):
+            for _, attempt in self._running:
                 attempt.end(CANCELLED)
-        if stop.cut_short_by is not None and self._stopping < 3:
-            self._stopping = 3
-            self._tell(f"{stop.cut_short_by.name}: killing {tasks}")
-            for attempt in attempts:
+        if stop.cut_short_by is not None and self._is_new(3, stop.cut_short_by, "killing {}"):
+            for _, attempt in self._running:
                 attempt.kill(CANCELLED)
+
+    def _is_new(self, stopping: int, signum: signal.Signals, action: str) -> bool:
+        if self._stopping >= stopping:
+            return False
+        self._stopping = stopping
+        self._tell(f"{signum.name}: {action.format(count_of(len(self._running), 'task'))}")
+        return True
 
     # --- from PENDING to RUNNING -------------------------------------------------------------------------------------
 
@@ -206,7 +191,6 @@ class LocalArray:
                 return
             if self.run_folder is not None:
                 self.run_folder.stop_waiting()
-            self._keep_locks()
             row = self._waiting.pop(0)
             row.devices = devices
             self._start(row)
@@ -215,11 +199,9 @@ class LocalArray:
         """Tell which other runs use the devices, at most every 30 s."""
         if not self._pool.refusals:
             return
-        now_s = self._clock.monotonic_s()
-        self._next_lock_s = now_s + _TRY_LOCKED_S
-        if now_s < self._next_waiting_line_s:
+        self._next_lock_s = self._clock.monotonic_s() + _TRY_LOCKED_S
+        if not self._waiting_timer.is_due():
             return
-        self._next_waiting_line_s = now_s + _TELL_WAITING_S
         why = f"waiting for GPUs that other runs use: {'; '.join(self._pool.refusals)}"
         self._tell(why)
         if self.run_folder is not None:
@@ -228,7 +210,8 @@ class LocalArray:
     def _start(self, row: TaskRow) -> None:
         mark = f"{self._mark}/{self.job.task_name(row.index)}.r{row.restarts}"
         try:
-            process = self.job.start(row.index, row.restarts, row.devices, mark)
+            lock_files = self._pool.lock_files(row.devices)
+            process = self.job.start(row.index, row.restarts, row.devices, mark, lock_files)
         except OSError as problem:
             self._give_back(row)
             self._change(row, FAILED, f"cannot be started: {problem}")
@@ -258,9 +241,6 @@ class LocalArray:
             note += f"; not restarted: {why_not}"
         if row.exit_code:
             note += f"; log: {row.log}"
-        if self.run_folder is not None:
-            pattern = f"{self.job.task_name(row.index)}.r{row.restarts}.*.sqlite"
-            self._chunks.update(row.index, self.run_folder.tasks.glob(pattern), live=False)
         self._write_down(row, attempt, state)
         self._change(row, state, note)
 
@@ -278,10 +258,8 @@ class LocalArray:
             return "the emulation is being stopped"
         if "no-requeue" in self.job.request.given:
             return "--no-requeue"
-        if self._settings.max_requeues == 0:
-            return "as in Slurm, unless [submit] requeues is set"
         if row.restarts >= self._settings.max_requeues:
-            return f"already restarted {count_of(row.restarts, 'time')}"
+            return f"[submit] requeues = {self._settings.max_requeues}"
         if (self.job.attempt_folder(row.index, row.restarts) / NO_RESTART_VARIABLE).exists():
             return "another task has its part of the source"
         if self.run_folder is not None:
@@ -307,7 +285,6 @@ class LocalArray:
 
     def _give_back(self, row: TaskRow) -> None:
         self._pool.give_back(row.devices)
-        self._keep_locks()
         row.devices = ()
 
     # --- the run folder ----------------------------------------------------------------------------------------------
@@ -318,12 +295,8 @@ class LocalArray:
             return
         for database in self.job.databases(row.index, row.restarts):
             self.use_run_folder(database.parent.parent)
-            self._keep_locks()
+            self._watch.keep_run(database.parent.parent)
             return
-
-    def _keep_locks(self) -> None:
-        run = None if self.run_folder is None else self.run_folder.path
-        self._watch.keep(self._pool.lock_files, run)
 
     # --- messages and the file of states -----------------------------------------------------------------------------
 
@@ -331,38 +304,29 @@ class LocalArray:
         row.state = state
         row.note = note
         self._stale = True
-        counts = Counter(str(row.state) for row in self.rows)
-        waiting = counts.pop(PENDING, 0)
-        running = counts.pop(RUNNING, 0)
-        ended = f"{counts.total()} of {len(self.rows)} ended"
-        if counts:
-            ends = [f"{many} {state.lower()}" for state, many in sorted(counts.items())]
-            ended += f" ({', '.join(ends)})"
+        waiting = sum(row.state == PENDING for row in self.rows)
+        running = sum(row.state == RUNNING for row in self.rows)
+        ended = len(self.rows) - waiting - running
         name = " ".join(filter(None, [self.job.task_name(row.index), state, note]))
-        self._tell(f"{name}; {ended}, {running} running, {waiting} waiting")
+        self._tell(f"{name}; {ended} of {len(self.rows)} ended, {running} running, {waiting} waiting")
 
     def _tell_chunks(self) -> None:
-        """Tell how many chunks are done, from the files that the tasks are writing, if that has changed."""
-        now_s = self._clock.monotonic_s()
-        if now_s < self._next_chunk_line_s or not self._running:
+        """Tell how many chunks are done in the databases that the tasks have published, if that has changed."""
+        if self.run_folder is None or not self._chunk_timer.is_due():
             return
-        for row, _ in self._running:
-            folder = self.job.attempt_folder(row.index, row.restarts)
-            self._chunks.update(row.index, folder.glob("tmp/*/wrapper.sqlite"), live=True)
-        line = str(self._chunks)
-        if line and line != self._chunk_line:
+        done = self._chunks.count(self.run_folder.tasks.glob("[!.]*.sqlite"))
+        line = f"{count_of(done, 'chunk')} done"
+        if self._settings.chunks:
+            line = f"{done:,} of {count_of(self._settings.chunks, 'chunk')} done"
+        if line != self._chunk_line:
             self._chunk_line = line
             self._tell(f"job {self.job.job_id}: {line}; {len(self._running)} running, {len(self._waiting)} waiting")
-            self._chunk_pause_s = min(2 * self._chunk_pause_s, _TELL_LAST_S)
-        self._next_chunk_line_s = now_s + self._chunk_pause_s
 
     def _write_states(self, *, last: bool = False) -> None:
         """Write the states to their file, at most twice a second, and at the end."""
-        now_s = self._clock.monotonic_s()
-        is_due = last or (self._stale and now_s >= self._next_write_s)
+        is_due = last or (self._stale and self._write_timer.is_due())
         if self.run_folder is None or not is_due:
             return
-        self._next_write_s = now_s + _WRITE_EVERY_S
         self._stale = False
         rows = [row.to_dict() for row in self.rows]
         states = {"job_id": self.job.job_id, "pid": os.getpid(), "ended": last, "tasks": rows}

@@ -33,10 +33,9 @@ class DevicePool:
         self.share = share
         self.refusals: list[str] = []  # of the last call of take
 
-    @property
-    def lock_files(self) -> tuple[int, ...]:
-        """The open lock files of all assigned devices."""
-        return tuple(file for locks in self._locks.values() for file in locks.files)
+    def lock_files(self, devices: Iterable[Device]) -> list[int]:
+        """Return the open lock files of assigned devices; a process that inherits them keeps the devices locked."""
+        return [file for device in devices if device in self._locks for file in self._locks[device].files]
 
     def take(self, count: int) -> tuple[Device, ...] | None:
         """Assign this many devices; None: not available now."""

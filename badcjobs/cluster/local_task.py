@@ -23,6 +23,7 @@ import psutil
 
 from badcjobs.cluster.job_script import JobRequest
 from badcjobs.cluster.local_watch import MARK, processes_of, send
+from badcjobs.cluster.sbatch_options import parse_export, parse_positive
 from badcjobs.cluster.scheduler import TIMEOUT
 from badcjobs.devices.allocation import node_name, without_job
 from badcjobs.model import Device
@@ -30,7 +31,7 @@ from badcjobs.processes import die_with_parent
 from badcjobs.seams import Clock
 from badcjobs.task.startup import NO_RESTART_VARIABLE, NOTES_VARIABLE, World
 
-_LOG_LETTERS = re.compile(r"%(\d*)([%AajNux])")
+_LOG_LETTERS = re.compile(r"%([%AajNux])")
 _SCAN_EVERY_S = 0.25  # listing all processes of the machine takes a few milliseconds
 
 
@@ -82,7 +83,7 @@ class LocalJob:
         }
         default = "slurm-%j.out" if index is None else "slurm-%A_%a.out"
         pattern = self.request.given.get(option) or default
-        return self.workdir / _LOG_LETTERS.sub(lambda match: values[match[2]].zfill(int(match[1] or 0)), pattern)
+        return self.workdir / _LOG_LETTERS.sub(lambda match: values[match[1]], pattern)
 
     def attempt_folder(self, index: int | None, restart: int) -> Path:
         """Return the folder of one attempt."""
@@ -92,8 +93,10 @@ class LocalJob:
         # badcjobs run recognises its own file by the number before the dot.
         return self.attempt_folder(index, restart) / f"{self.own_id(index)}.notes"
 
-    def start(self, index: int | None, restart: int, devices: Sequence[Device], mark: str) -> subprocess.Popen[bytes]:
-        """Start the script for a task with its devices; raises OSError if it cannot be started."""
+    def start(
+        self, index: int | None, restart: int, devices: Sequence[Device], mark: str, lock_files: Sequence[int]
+    ) -> Popen[bytes]:
+        """Start the script for a task, which keeps its devices locked; raise OSError if it cannot be started."""
         folder = self.attempt_folder(index, restart)
         (folder / "tmp").mkdir(parents=True)
         script = folder / "slurm_script"  # a copy: editing the original does not change a running task
@@ -114,40 +117,38 @@ class LocalJob:
             error = output
             if "error" in self.request.given:
                 error = logs.enter_context(self.log(index, "error").open(mode))
-            return subprocess.Popen(
+            return Popen(
                 [*interpreter, str(script)],
                 env=self.variables(index, restart, devices) | own_variables,
                 cwd=self.workdir,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=error,
+                pass_fds=lock_files,
                 start_new_session=True,
                 preexec_fn=lambda: die_with_parent(signal.SIGTERM),
             )
 
     def variables(self, index: int | None, restart: int, devices: Sequence[Device]) -> dict[str, str]:
         """Return the environment of one attempt: inherited variables, and those that Slurm 22.05 or newer sets."""
-        values = {**self._of_job(index), **self._of_request(restart), **self._of_array(index)}
+        values = self._of_task(index) | self._of_request(restart)
         if devices:
             physical = [device.token if device.index is None else str(device.index) for device in devices]
             values |= {"SLURM_JOB_GPUS": ",".join(physical), "SLURM_GPUS_ON_NODE": len(devices)}
         set_here = {name: str(value) for name, value in values.items() if value is not None}
-        return {**without_job(self.world.environ), **self.request.exports, **set_here, **visible_lists(devices)}
+        exports = parse_export(self.request.given.get("export", ""))
+        return {**without_job(self.world.environ), **exports, **set_here, **visible_lists(devices)}
 
-    def _of_job(self, index: int | None) -> dict[str, object]:
-        own_id = self.own_id(index)
-        return {
+    def _of_task(self, index: int | None) -> dict[str, object]:
+        values: dict[str, object] = {
             "SLURM_CLUSTER_NAME": "local",
             "SLURM_JOB_PARTITION": "local",
-            "SLURM_JOB_ID": own_id,
-            "SLURM_JOBID": own_id,
+            "SLURM_JOB_ID": self.own_id(index),
             "SLURM_JOB_NAME": self.name,
             "SLURM_JOB_USER": psutil.Process().username(),
             "SLURM_JOB_NODELIST": self.node,
-            "SLURM_NODELIST": self.node,
             "SLURMD_NODENAME": self.node,
             "SLURM_JOB_NUM_NODES": 1,
-            "SLURM_NNODES": 1,
             "SLURM_NODEID": 0,
             "SLURM_PROCID": 0,
             "SLURM_LOCALID": 0,
@@ -155,35 +156,34 @@ class LocalJob:
             "SLURM_SUBMIT_HOST": self.node,
             "PWD": self.workdir,
         }
+        array = self.request.array
+        if array is not None:
+            values |= {
+                "SLURM_ARRAY_JOB_ID": self.job_id,
+                "SLURM_ARRAY_TASK_ID": index,
+                "SLURM_ARRAY_TASK_MIN": array.indices[0],
+                "SLURM_ARRAY_TASK_MAX": array.indices[-1],
+                "SLURM_ARRAY_TASK_STEP": array.step,
+                "SLURM_ARRAY_TASK_COUNT": len(array.indices),
+            }
+        return values
 
     def _of_request(self, restart: int) -> dict[str, object]:
         """Return the variables of what was requested; None: Slurm does not set it."""
-        request = self.request
+        asked = self.request.asked
         now_s = self.world.clock.now_ms() // 1000
+        memory_mib = math.ceil(1024 * (asked.memory_gb_per_node or 0))
+        cpus = parse_positive(self.request.given, "cpus-per-task")
         return {
             "SLURM_JOB_START_TIME": now_s,
-            "SLURM_JOB_END_TIME": request.time_s and now_s + request.time_s,
-            "SLURM_MEM_PER_NODE": request.mem_mib,
+            "SLURM_JOB_END_TIME": asked.time_s and now_s + asked.time_s,
+            "SLURM_MEM_PER_NODE": memory_mib or None,
             "SLURM_CPUS_ON_NODE": self.cores,
             "SLURM_JOB_CPUS_PER_NODE": self.cores,
-            "SLURM_CPUS_PER_TASK": request.cpus and min(request.cpus, self.world.cores),
-            "SLURM_TASKS_PER_NODE": request.ntasks or 1,
-            "SLURM_NTASKS": request.ntasks,
-            "SLURM_NPROCS": request.ntasks,
+            "SLURM_CPUS_PER_TASK": cpus and min(cpus, self.world.cores),
+            "SLURM_TASKS_PER_NODE": self.request.ntasks or 1,
+            "SLURM_NTASKS": self.request.ntasks,
             "SLURM_RESTART_COUNT": restart or None,
-        }
-
-    def _of_array(self, index: int | None) -> dict[str, object]:
-        array = self.request.array
-        if array is None:
-            return {}
-        return {
-            "SLURM_ARRAY_JOB_ID": self.job_id,
-            "SLURM_ARRAY_TASK_ID": index,
-            "SLURM_ARRAY_TASK_MIN": array.indices[0],
-            "SLURM_ARRAY_TASK_MAX": array.indices[-1],
-            "SLURM_ARRAY_TASK_STEP": array.step,
-            "SLURM_ARRAY_TASK_COUNT": len(array.indices),
         }
 
     def write_end(self, index: int | None, end: Mapping[str, Any]) -> None:
@@ -227,7 +227,7 @@ class Attempt:
         self.started_s = clock.monotonic_s()
         self.ended_by: str | None = None  # TIMEOUT or CANCELLED; None: the script ended by itself
         self._mark = mark
-        self._time_s = request.time_s
+        self._time_s = request.asked.time_s
         self._warning = request.warning
         self._kill_wait_s = kill_wait_s
         self._clock = clock

@@ -1,23 +1,22 @@
 """Find and end the processes of an emulated job, even if the emulation itself is killed.
 
 A process belongs to a task if it has the task's mark in its environment, is in the task's session, or descends from
-such a process. A nested emulation appends its mark to the outer one, so that ending the outer task ends the inner ones.
+such a process, as the tasks of a nested emulation do.
 
-The watcher is a separate process. A closed socket shows it that the emulation has ended. PDEATHSIG would reach only a
-task's first process; a shell that did not ``exec`` has children.
+The watcher is a separate process, which acts when its stdin is closed: the emulation has ended. PDEATHSIG would reach
+only a task's first process; a shell that did not ``exec`` has children. Devices stay locked meanwhile, because the
+tasks inherit the open lock files.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -31,21 +30,20 @@ from badcjobs.store.run_lock import emulated_command, emulation_lock
 MARK = "BADCJOBS_EMULATION"
 _POLL_S = 0.2
 _TRIES = 20
-_MOST_BYTES, _MOST_FILES = 65_536, 253  # Linux passes at most 253 files in one message
 
 
 def processes_of(mark: str, session: int | None = None) -> list[psutil.Process]:
     """Return the running processes with this mark or in this session, with their children."""
-    found: dict[int, psutil.Process] = {}
+    marked: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # it has ended, or belongs to another user
             value = process.environ().get(MARK, "")
             belongs = value == mark or value.startswith(f"{mark}/") or os.getsid(process.pid) == session
-            if belongs and process.pid not in found:
-                found |= {one.pid: one for one in (process, *process.children(recursive=True))}
-    found.pop(os.getpid(), None)
+            if belongs and process.pid not in marked:
+                marked |= {member.pid: member for member in (process, *process.children(recursive=True))}
+    marked.pop(os.getpid(), None)
     living = []
-    for process in found.values():
+    for process in marked.values():
         with suppress(psutil.Error):
             if process.status() != psutil.STATUS_ZOMBIE:
                 living.append(process)
@@ -66,62 +64,44 @@ class Watcher:
     """The watcher process, as the emulation uses it: it acts when the emulation ends, unless it is dismissed."""
 
     def __init__(self, mark: str, grace_s: float, folder: Path, environ: Environ) -> None:
-        # SEQPACKET keeps messages separate and can pass open files.
-        self._line, its_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with its_end:
-            self._process = subprocess.Popen(
-                [*PYTHON, "-m", __name__],
-                stdin=its_end.fileno(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=dict(environ),
-                start_new_session=True,  # Ctrl-C in the terminal must not end it
-            )
-        self._line.setblocking(False)
-        self._send(json.dumps([mark, grace_s, str(folder)]).encode())
+        self._process = subprocess.Popen(
+            [*PYTHON, "-m", __name__, mark, str(grace_s), str(folder)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=dict(environ),
+            start_new_session=True,  # Ctrl-C in the terminal must not end it
+        )
+        assert self._process.stdin is not None
+        self._pipe = self._process.stdin
 
-    def keep(self, files: Sequence[int], run: Path | None) -> None:
-        """Pass it these open files, in place of earlier ones, and the run folder: both stay locked after a kill."""
-        self._send(json.dumps(None if run is None else str(run)).encode(), files)
+    def keep_run(self, run: Path) -> None:
+        """Name the run folder, which then stays locked after a kill."""
+        with suppress(OSError):  # it was killed; the tasks also have PDEATHSIG
+            self._pipe.write(os.fsencode(run))
+            self._pipe.flush()
 
     def release(self) -> None:
         """Let it end all processes now."""
-        self._line.close()
+        self._pipe.close()
 
     def dismiss(self) -> None:
         """End it: the emulation has ended normally."""
         self._process.kill()
         self._process.wait()
-        self.release()
-
-    def _send(self, words: bytes, files: Sequence[int] = ()) -> None:
-        try:
-            socket.send_fds(self._line, [words], list(files))
-        except OSError:
-            pass  # it was killed or stopped; the tasks also have PDEATHSIG
+        self._pipe.close()
 
 
 def main() -> None:
-    """Wait for the end of the emulation; end its remaining processes and remove its folder.
-
-    Devices and run folder stay locked until the last process has ended, because this process locks them.
-    """
+    """Wait for the end of the emulation; end its remaining processes and remove its folder."""
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
-    line = socket.socket(fileno=sys.stdin.fileno())
-    mark, grace_s, folder = json.loads(line.recv(_MOST_BYTES))
-    kept: list[int] = []
-    run = None
-    with suppress(ConnectionError):
-        while (message := socket.recv_fds(line, _MOST_BYTES, _MOST_FILES))[0]:
-            for file in kept:
-                os.close(file)
-            kept = message[1]
-            run = json.loads(message[0])
+    mark, grace_s, folder = sys.argv[1:]
+    run = sys.stdin.buffer.read()  # until the emulation has ended
     with ExitStack() as locks:
-        if run is not None:
-            _lock_run(Path(run), locks)
-        _end_processes(mark, grace_s)
+        if run:
+            _lock_run(Path(os.fsdecode(run)), locks)
+        _end_processes(mark, float(grace_s))
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -16,6 +16,7 @@ from badcjobs.cluster.slurm import SlurmRefused
 from badcjobs.devices.slurm_programs import list_nodes
 from badcjobs.errors import NotHere
 from badcjobs.report.tables import Table, columns, table_text
+from badcjobs.report.text import wrap
 from badcjobs.seams import Environ, Unanswered
 from badcjobs.words import count, natural, plain
 
@@ -223,47 +224,32 @@ def choose_best(cluster: Cluster, gpus: int, kind: str | None = None) -> Documen
     ``gpus_per_node`` is the number on each of several nodes, None: all on one node.
 
     The best place is the fullest node with enough free GPUs, which leaves emptier nodes for larger jobs. Otherwise the
-    job waits in the partition with the most free GPUs whose nodes are large enough, or uses as few nodes as possible.
+    job waits in the partition where it needs the fewest nodes and, of these, the one with the most free GPUs.
     """
-    open_partitions = [partition for partition in cluster.partitions if partition.up]
-    default = {partition.name for partition in open_partitions if partition.default}
-    members = {one.name: [node for node in cluster.nodes if one.name in node.partitions] for one in open_partitions}
-    sums = {name: sum_gpus(nodes, kind) for name, nodes in members.items()}
+    members = {partition.name: cluster.reached(partition.name) for partition in cluster.partitions if partition.up}
+    free = {name: sum_gpus(nodes, kind)["free"] for name, nodes in members.items()}
 
-    fitting = [node for nodes in members.values() for node in nodes if node.free(kind) >= gpus]
+    fitting = [node for node in cluster.nodes if node.free(kind) >= gpus]
     if fitting:
-        node = min(fitting, key=lambda node: (node.free(kind), natural(node.name)))
-        names = [name for name in node.partitions if name in sums]
-        name = max(names, key=lambda name: (sums[name]["free"], name in default))
-        free = node.free(kind)
-        why = f"the fullest node with room: {free} of {node.total(kind)} free"
-        return {"partition": name, "node": node.name, "free": free, "why": why, "nodes": 1, "gpus_per_node": None}
+        node = min(fitting, key=lambda node: node.free(kind))
+        partition = max((name for name in node.partitions if name in free), key=free.__getitem__)
+        why = f"the fullest node with room: {node.free(kind)} of {node.total(kind)} free"
+        place = {"partition": partition, "node": node.name, "free": node.free(kind), "why": why}
+        return {**place, "nodes": 1, "gpus_per_node": None}
 
-    choices = []  # the fewest nodes with the same number of GPUs on each, then the most free ones
+    needed = {}  # nodes with the same number of GPUs on each, by partition
     for name, nodes in members.items():
-        many = _fewest_nodes([node.total(kind) for node in nodes], gpus)
-        if many is not None:
-            choices.append((many, -sums[name]["free"], name not in default, name))
-    if not choices:
+        sizes = sorted((node.total(kind) for node in nodes), reverse=True)
+        enough = [many for many, least in enumerate(sizes, 1) if least * many >= gpus]
+        if enough:
+            needed[name] = enough[0]
+    if not needed:
         return None
-    many, _, _, name = min(choices)
-    free = sums[name]["free"]
-    gpus_per_node = None
-    total = sums[name]["total"]
-    why = f"no node has {gpus} free now, so the job waits; this partition has the most: {free} of {total}"
-    if many > 1:
-        gpus_per_node = -(-gpus // many)
-        why = f"no node has {gpus}, so the job takes {many}; {free} are free there"
-    place = {"partition": name, "node": None, "free": free, "why": why}
-    return {**place, "nodes": many, "gpus_per_node": gpus_per_node}
-
-
-def _fewest_nodes(sizes: Iterable[int], gpus: int) -> int | None:
-    """Return how many nodes have this many GPUs together, the same number on each; None: there are not enough."""
-    for number, least in enumerate(sorted(sizes, reverse=True), 1):
-        if least * number >= gpus:
-            return number
-    return None
+    partition = min(needed, key=lambda name: (needed[name], -free[name]))
+    many = needed[partition]
+    place = {"partition": partition, "node": None, "free": free[partition], "nodes": many}
+    why = f"no node has {gpus} free now, so the job waits; {free[partition]} are free in this partition"
+    return {**place, "why": why, "gpus_per_node": None if many == 1 else -(-gpus // many)}
 
 
 # --- badcjobs cluster -----------------------------------------------------------------------------------------------
@@ -272,9 +258,9 @@ def _fewest_nodes(sizes: Iterable[int], gpus: int) -> int | None:
 def look_at_cluster(environ: Environ, *, gpus: int, kind: str | None) -> Document:
     """Call sinfo and describe the cluster; raise NotHere without Slurm or without such a GPU."""
     cluster = parse_sinfo(query_sinfo(environ))
-    wanted = kind and kind.lower()
-    if cluster.gpu_nodes(wanted):
-        return describe(cluster, gpus, wanted)
+    kind_name = kind and kind.lower()
+    if cluster.gpu_nodes(kind_name):
+        return describe(cluster, gpus, kind_name)
     if not cluster.kinds:
         why = "sinfo shows no GPU under Gres"
         raise NotHere("no node of this cluster has a GPU", why=why, fix="sinfo -N -O NodeList,Gres")
@@ -314,23 +300,27 @@ def describe(cluster: Cluster, gpus: int, kind: str | None) -> Document:
 _COUNTS = ("free", "used", "total")
 
 
-def cluster_text(view: Document) -> str:
-    """Return partitions, nodes and advice of a document as text, at most 100 columns wide."""
+def cluster_text(view: Document, width: int) -> str:
+    """Return partitions, nodes and advice of a document as text; commands are not cut."""
     partitions = [_partition_row(partition) for partition in view["partitions"]]
     nodes = [_node_row(node) for node in view["nodes"]]
-    kind = view["asked"]["kind"]
-    of_kind = f" of kind {kind}" if kind else ""
+    of_kind = ""
+    if view["asked"]["kind"]:
+        of_kind = f" of kind {view['asked']['kind']}"
     of_partitions = columns("<partition", "<", "<time limit", "nodes", *_COUNTS)
     of_nodes = columns("<node", "<state", "<kinds", "<partitions", *_COUNTS)
-    lines = [
+    headline = (
         f"{view['free']} of {view['total']} GPUs{of_kind} are free on {count(len(nodes), 'node')}:"
-        f" {view['used']} used, {view['unreachable']} on nodes that start no job now",
+        f" {view['used']} used, {view['unreachable']} on nodes that start no job now"
+    )
+    lines = [
+        *wrap(headline, indent=2, width=width),
         "",
-        *table_text(Table("partitions", "Partitions", of_partitions, partitions)),
+        *table_text(Table("partitions", "Partitions", of_partitions, partitions), width),
         "",
-        *table_text(Table("nodes", "Nodes", of_nodes, nodes)),
+        *table_text(Table("nodes", "Nodes", of_nodes, nodes), width),
         "",
-        *_advice(view, count(view["asked"]["gpus"], "GPU") + of_kind),
+        *_advice(view, count(view["asked"]["gpus"], "GPU") + of_kind, width),
     ]
     return "\n".join(plain(line) for line in lines)
 
@@ -339,42 +329,33 @@ def _partition_row(partition: Document) -> tuple[str, ...]:
     note = "default" if partition["default"] else ""
     if not partition["up"]:
         note = "down"
-    return (_cut(partition["name"], 32), note, *_texts(partition, "time_limit", "nodes", *_COUNTS))
+    return (partition["name"], note, *_texts(partition, "time_limit", "nodes", *_COUNTS))
 
 
 def _node_row(node: Document) -> tuple[str, ...]:
     kinds = "+".join(f"{count['kind']}×{count['total']}" for count in node["gpus"])
-    state = _cut(node["why_not"] or node["state"], 18)
-    partitions = _cut(",".join(node["partitions"]), 16)
-    return (_cut(node["name"], 20), state, _cut(kinds, 18), partitions, *_texts(node, *_COUNTS))
+    state = node["why_not"] or node["state"]
+    return (node["name"], state, kinds, ",".join(node["partitions"]), *_texts(node, *_COUNTS))
 
 
 def _texts(row: Document, *keys: str) -> list[str]:
     return [str(row[key]) for key in keys]
 
 
-def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
-def _advice(view: Document, wanted: str) -> list[str]:
+def _advice(view: Document, wanted: str, width: int) -> list[str]:
+    """Return where a job would start, or how to change it."""
     best = view["best"]
     most = view["most_on_a_node"]
     if not most:
         return [f"  best for {wanted}: every partition with such GPUs is down"]
     if view["fits"]:
-        lines = [f"  best for {wanted}: partition {_cut(best['partition'], 60)}"]
+        lines = [f"  best for {wanted}: partition {best['partition']}"]
         if best["node"]:
-            lines.append(f"    on node {_cut(best['node'], 80)}")
-        return [*lines, f"    {best['why']}"]
-    smaller = f"badcjobs template array --set gpus-per-node={most}   (more tasks, each on one node)"
-    largest = f"  no node has {wanted}; the largest has {most}"
-    if best is None:
-        return [largest, f"    and no partition has as many on several nodes; try: {smaller}"]
-    several = f"--set nodes={best['nodes']} --set gpus-per-node={best['gpus_per_node']}"
-    return [
-        largest,
-        f"    {best['nodes']} nodes of partition {_cut(best['partition'], 50)} have them together",
-        f"    try: badcjobs template multinode {several}   (one badcjobs on each)",
-        f"    or:  {smaller}",
-    ]
+            lines.append(f"    on node {best['node']}")
+        return [*lines, *wrap(f"    {best['why']}", indent=4, width=width)]
+    lines = [f"  no node has {wanted}; the largest has {most}"]
+    if best is not None:
+        several = f"--set nodes={best['nodes']} --set gpus-per-node={best['gpus_per_node']}"
+        lines.append(f"    {best['nodes']} nodes of partition {best['partition']} have them together")
+        lines.append(f"    try: badcjobs template multinode {several}   (one badcjobs on each)")
+    return [*lines, f"    try: badcjobs template array --set gpus-per-node={most}   (more tasks, each on one node)"]

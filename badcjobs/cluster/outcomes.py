@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterable, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 from badcjobs.cluster.scheduler import COMPLETED, FAILED, TaskOutcome
 from badcjobs.errors import ExitCode, NotHere
 from badcjobs.model import TaskKey
-from badcjobs.paths import RunFolder, shell_line
+from badcjobs.paths import FileVersion, RunFolder, shell_line, version_of
 from badcjobs.processes import last_lines
-from badcjobs.store.connect import open_uri, read_only_uri
+from badcjobs.store.connect import open_sealed
 from badcjobs.words import count
 
 EXIT_CODES = {"done": ExitCode.DONE, "failed": ExitCode.CHUNKS_FAILED, "stopped": ExitCode.RUN_ME_AGAIN}  # by verdict
 _UNDONE = "SELECT (SELECT verdict FROM task), count(*), sum(status NOT IN ('done', 'skipped')) FROM chunk"
 _SETTLED = "SELECT count(*) FROM chunk WHERE status IN ('done', 'failed', 'poison')"
+_DONE = "SELECT count(*) FROM chunk WHERE status = 'done'"
 _MOST_LINES = 10
 
 Ends = Sequence[TaskOutcome]
@@ -51,14 +52,36 @@ def made_progress(tasks: Path, attempt: str) -> bool | None:
     return any(settled) if settled else None
 
 
-def read_row(database: Path, question: str, *, live: bool = False) -> tuple[Any, ...] | None:
-    """Return the single row of a query; None: the database cannot be read. ``live``: a task is writing it."""
+def read_row(database: Path, question: str) -> tuple[Any, ...] | None:
+    """Return the single row of a query; None: the database cannot be read."""
     try:
-        with closing(open_uri(read_only_uri(database, sealed=not live))) as db:
+        with closing(open_sealed(database)) as db:
             row: tuple[Any, ...] | None = db.execute(question).fetchone()
             return row
     except sqlite3.Error:
         return None
+
+
+class DoneChunks:
+    """Counts the done chunks in published task databases; reads only those that have changed."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Path, tuple[FileVersion, int]] = {}
+
+    def count(self, databases: Iterable[Path]) -> int:
+        """Return how many chunks are done."""
+        for path in databases:
+            with suppress(OSError):  # it is being replaced; the next call counts it
+                self._read(path, version_of(path.stat()))
+        return sum(done for _, done in self._counts.values())
+
+    def _read(self, path: Path, version: FileVersion) -> None:
+        before = self._counts.get(path)
+        if before is not None and before[0] == version:
+            return
+        row = read_row(path, _DONE)
+        if row is not None:
+            self._counts[path] = version, row[0]
 
 
 def verdict_of(ends: Ends) -> str:
@@ -81,8 +104,7 @@ def headline(job_id: str, verdict: str, ends: Ends) -> str | None:
     bad = sum(not end.well for end in ends)
     if not bad:
         return None
-    whose = "its" if bad == 1 else "their"
-    return f"every chunk is done; {count(bad, 'task')} failed after {whose} last chunk:"
+    return f"every chunk is done; after that {count(bad, 'task')} failed:"
 
 
 def end_lines(job_id: str, ends: Ends) -> list[str]:

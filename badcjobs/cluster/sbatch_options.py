@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from badcjobs.model import ArrayShape, parse_stop_after
+from badcjobs.model import parse_stop_after
 from badcjobs.settings import SubmitSettings
 
 T = TypeVar("T")
@@ -54,26 +54,6 @@ _PART = re.compile(r"(?P<first>[0-9]+)(-(?P<last>[0-9]+)(:(?P<step>[0-9]+))?)?")
 _LARGEST = 4_000_001  # the largest possible MaxArraySize
 _UNLIMITED = ("unlimited", "infinite", "-1")
 _SIGNAL = re.compile(r"(?:(?P<who>B|R|BR|RB):)?(?:SIG)?(?P<name>[A-Z0-9]+)(?:@(?P<lead>[0-9]{1,5}))?", re.IGNORECASE)
-# The names that sbatch knows, and its longest lead.
-_SIGNALS = [
-    "HUP",
-    "INT",
-    "QUIT",
-    "ABRT",
-    "KILL",
-    "ALRM",
-    "TERM",
-    "USR1",
-    "USR2",
-    "URG",
-    "CONT",
-    "STOP",
-    "TSTP",
-    "TTIN",
-    "TTOU",
-]
-_LONGEST_LEAD_S = 65535
-_LONGEST_LIMIT_S = 2**32 - 1  # sbatch counts seconds in 32 bits: a longer limit becomes a short one
 _MEMORY = re.compile(r"\+?(?P<number>[0-9]+)(?:(?P<unit>[KMGT])B?)?", re.IGNORECASE)
 _MIB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 _GPUS = re.compile(r"(?:(?P<type>[^:,]+):)?(?P<number>[0-9]+)")
@@ -88,30 +68,30 @@ def read_options(words: Sequence[str]) -> dict[str, str]:
 
     Forms: ``--name=value``, ``--name value``, ``--name``, ``-c4`` and ``-c 4``.
     """
-    given: dict[str, str] = {}
+    options: dict[str, str] = {}
     name = ""
     for word in words:
         if word.startswith("--"):
             name, _, value = word[2:].partition("=")
-            given[name] = value
+            options[name] = value
         elif word.startswith("-"):
             name = _SHORT.get(word[1:2], word[1:2])
-            given[name] = word[2:]
+            options[name] = word[2:]
         elif name:
-            given[name] = given[name] or word
-    return given
+            options[name] = options[name] or word
+    return options
 
 
 def submit_words(settings: SubmitSettings) -> list[str]:
     """Return the settings of ``badcjobs submit`` as options of sbatch; those of --sbatch come last and win."""
-    words = [word for option in settings.sbatch for word in shlex.split(option)]
-    arrays = [word.removeprefix("--array=") for word in words if word.startswith("--array=")]
+    extra = [word for option in settings.sbatch for word in shlex.split(option)]
+    arrays = [word.removeprefix("--array=") for word in extra if word.startswith("--array=")]
     array = arrays[0] if arrays else None
     if array is None and settings.tasks is not None:
         array = f"0-{settings.tasks - 1}"
     if array is not None and settings.parallel is not None:
         array = f"{array.partition('%')[0]}%{settings.parallel}"
-    given = {
+    own = {
         "array": array,
         "cpus-per-task": settings.cpus,
         "mem": settings.mem,
@@ -120,9 +100,9 @@ def submit_words(settings: SubmitSettings) -> list[str]:
         "constraint": settings.constraint,
     }
     if settings.gpus_per_task is not None:  # replaces every way in which a script may ask for GPUs
-        given |= {"gres": "", "gpus": "", "gpus-per-task": "", "gpus-per-node": settings.gpus_per_task}
-    options = [f"--{name}={value}" for name, value in given.items() if value is not None]
-    return options + [word for word in words if not word.startswith("--array=")]
+        own |= {"gres": "", "gpus": "", "gpus-per-task": "", "gpus-per-node": settings.gpus_per_task}
+    options = [f"--{name}={value}" for name, value in own.items() if value is not None]
+    return options + [word for word in extra if not word.startswith("--array=")]
 
 
 def extra_options(given: Sequence[str]) -> dict[str, str | bool]:
@@ -189,24 +169,17 @@ def parse_array(text: str) -> ArraySpec:
 
 
 def suggest_range(spec: ArraySpec) -> str | None:
-    """Return the range to write instead of a list; None: the array is a range.
+    """Return the range with as many tasks to write instead of a list; None: the array is a range.
 
     A task cannot find its position in a list: for ``1,3,5,7`` Slurm passes the first and last index, a step of 1 and a
-    count of 4, as for ``1,2,6,7``. The range has the same indices if they are evenly spaced, otherwise as many.
+    count of 4, as for ``1,2,6,7``.
     """
     first = spec.indices[0]
     count = len(spec.indices)
-    if _is_regular(spec.indices, spec.step):
+    if spec.indices == tuple(range(first, first + count * spec.step, spec.step)):
         return None
-    shape = ArrayShape(0, 1, count)
-    apart = spec.indices[1] - first if count > 1 else 1
-    if _is_regular(spec.indices, apart):
-        shape = ArrayShape(first, apart, count)
-    return f"{shape}%{spec.parallel}" if spec.parallel else str(shape)
-
-
-def _is_regular(indices: Sequence[int], step: int) -> bool:
-    return tuple(indices) == tuple(range(indices[0], indices[0] + len(indices) * step, step))
+    tasks = f"0-{count - 1}"
+    return f"{tasks}%{spec.parallel}" if spec.parallel else tasks
 
 
 # --- single values --------------------------------------------------------------------------------------------------
@@ -229,7 +202,7 @@ def parse_limit(text: str) -> int | None:
     if text.lower() in _UNLIMITED:
         return None
     seconds = None if "." in text else parse_stop_after(text)
-    if seconds is None or seconds > _LONGEST_LIMIT_S:
+    if seconds is None:
         raise ValueError(f"--time={text} is not a time limit; write minutes, H:M:S or D-H:M:S")
     return math.ceil(seconds / 60) * 60 or None
 
@@ -253,28 +226,25 @@ def parse_memory(text: str, name: str = "mem") -> int:
 
 def parse_signal(text: str) -> EarlySignal:
     """Parse ``--signal``: ``[B:]NAME-or-number[@seconds]``; the default is 60 seconds."""
-    numbers = {name: signal.Signals[f"SIG{name}"] for name in _SIGNALS}
+    numbers = {number.name.removeprefix("SIG"): number for number in signal.Signals}
     numbers |= {str(number.value): number for number in signal.Signals}
     parts = _SIGNAL.fullmatch(text)
     if parts is not None:
-        name = parts["name"].upper()
+        number = numbers.get(parts["name"].upper())
         lead_s = int(parts["lead"] or 60)
-        if name in numbers and lead_s <= _LONGEST_LEAD_S:
-            return EarlySignal(numbers[name], lead_s, to_script="B" in (parts["who"] or "").upper())
-    raise ValueError(f"--signal={text} is not a signal and its seconds, at most 65535; write B:USR1@180")
+        if number is not None:
+            return EarlySignal(number, lead_s, to_script="B" in (parts["who"] or "").upper())
+    raise ValueError(f"--signal={text} is not a signal and its seconds; write B:USR1@180")
 
 
-def parse_export(text: str) -> tuple[list[str], dict[str, str]]:
-    """Return the names of ``--export=ALL,NAME,NAME=VALUE,…`` without a value, and the variables that it sets."""
-    names = []
+def parse_export(text: str) -> dict[str, str]:
+    """Return the variables that ``--export=ALL,NAME,NAME=VALUE,…`` sets."""
     values = {}
     for word in _EXPORTED.findall(text):
         name, equals, value = word.strip().partition("=")
         if equals:
             values[name] = re.sub(r"""^(['"])(.*)\1$""", r"\2", value)
-        else:
-            names.append(name)
-    return names, values
+    return values
 
 
 # --- what all of them request ---------------------------------------------------------------------------------------

@@ -47,12 +47,13 @@ class TaskOutcome:
 
     def words(self, job_id: str) -> str:
         """Return the task's name, state and exit code as text."""
-        code = "" if self.exit_code is None else f", exit code {self.exit_code}"
-        if self.state is None:
-            return f"array index {self.index}: state not known{code}"
-        if self.index is None:
-            return f"job {job_id}: {self.state}{code}"
-        return f"task {job_id}_{self.index}: {self.state}{code}"
+        name = f"job {job_id}"
+        if self.index is not None:
+            name = f"task {job_id}_{self.index}"
+        text = f"{name}: {self.state or 'state not known'}"
+        if self.exit_code is None:
+            return text
+        return f"{text}, exit code {self.exit_code}"
 
     def to_dict(self) -> dict[str, object]:
         """Return it for ``--json``."""

@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 import sqlite3
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,6 @@ from badcjobs.store.connect import open_sealed
 
 log = logging.getLogger(__name__)
 
-_TOO_MANY = re.compile(r"Submit\w*Limit|submit limit|MaxArraySize|array specification", re.IGNORECASE)
 _STATUS = re.compile(r"[0-9]+(:[0-9]+)?")
 # Usual reasons for waiting, which are not shown.
 _USUAL = frozenset({"", "None", "Priority", "Resources", "Dependency", "BeginTime", "JobArrayTaskLimit"})
@@ -71,7 +70,8 @@ class Slurm:
         answer = self._call_sbatch(script)
         if answer.job_id is None and answer.sure:
             (order.logs / WORK).unlink()
-            raise SlurmRefused("Slurm did not accept the array", why=answer.said, fix=_after_refusal(order, answer))
+            fix = "the same command with --dry-run   (shows the script; or fewer, larger tasks: --tasks)"
+            raise SlurmRefused("Slurm did not accept the array", why=answer.said, fix=fix)
         if answer.job_id is None:
             raise SubmissionUnknown(
                 "it is not known whether Slurm accepted the array",
@@ -133,8 +133,7 @@ class Slurm:
             write_new_text(script, merge_script(order))
             answer = self._call_sbatch(script, "--parsable", f"--dependency=afterany:{job_id}")
         if answer.job_id is None:
-            what = "but not its merge job" if answer.sure else "it is not known whether its merge job is"
-            log.warning("array %s is submitted, %s: %s", job_id, what, answer.said)
+            log.warning("array %s is submitted, but perhaps not its merge job: %s", job_id, answer.said)
         return answer
 
     def _call_sbatch(self, script: Path, *options: str) -> Answer:
@@ -161,42 +160,33 @@ def parse_states(text: str, job: Submitted) -> JobStates:
     """Parse the answer of squeue; other lines are a banner of the site."""
     array = {}
     exit_codes = {}
-    reasons = set()
+    reasons: set[str] = set()
     merge = None
-    merge_reason = None
     for line in text.splitlines():
         cells = line.split(maxsplit=3)
         if len(cells) < 3 or not _STATUS.fullmatch(cells[2]):
             continue
-        name, state, status = cells[:3]
-        reason = _unusual_reason(cells)
+        name, state, status, *reason = cells
         index = _index_of(name, job.job_id)
         if name == job.merge_job_id:
             merge = state
-            merge_reason = reason
         if index is None:
             continue
         array[index] = state
         code = parse_exit_code(status)
         if code and state not in UNFINISHED:
             exit_codes[index] = code
-        if reason:
-            reasons.add(reason)
-    return JobStates(array, merge, exit_codes, tuple(sorted(reasons)), merge_reason)
-
-
-def _unusual_reason(cells: Sequence[str]) -> str | None:
-    """Return why a task waits; None: for its turn, or it does not wait."""
-    if len(cells) < 4 or cells[1] != "PENDING" or cells[3].strip() in _USUAL:
-        return None
-    return cells[3].strip()
+        if state == "PENDING":
+            reasons.update(text.strip() for text in reason)
+    return JobStates(array, merge, exit_codes, tuple(sorted(reasons - _USUAL)))
 
 
 def parse_exit_code(status: str) -> int:
     """Parse 768, a status of wait(2), or 3:0 of newer versions of squeue; 128 + n for signal n."""
     first, colon, second = status.partition(":")
     if colon:
-        code, signum = int(first), int(second)
+        code = int(first)
+        signum = int(second)
     else:
         code, signum = divmod(int(first), 256)
     signum %= 128
@@ -264,15 +254,6 @@ def _last_attempts(run: RunFolder, job_id: str) -> dict[int, tuple[str | None, i
 
 
 # --- submit -----------------------------------------------------------------------------------------------------------
-
-
-def _after_refusal(order: ArrayOrder, answer: Answer) -> str:
-    """Return what to try when Slurm did not accept an array."""
-    if not _TOO_MANY.search(answer.said):
-        return "the same command with --dry-run"
-    if RunFolder(order.out).run_toml.exists():  # its number of tasks cannot change
-        return "the same command when squeue --me lists fewer jobs"
-    return f"the same command with --tasks {(order.tasks + 1) // 2}   (fewer, larger tasks)"
 
 
 def _find_by_script(script: Path) -> Answer | None:

@@ -8,8 +8,6 @@ makes the scripts and calls sbatch; ``wait_for_job.py`` waits for the job.
 from __future__ import annotations
 
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +33,6 @@ from badcjobs.sources.walk import Shard
 from badcjobs.store import submission_record as records
 from badcjobs.store.merge import MergeOrder, merge
 from badcjobs.store.run_lock import check_writable, folder_lock, refuse_during_emulation, undo_on_error
-from badcjobs.words import count
 
 Progress = Callable[[int], None]
 
@@ -60,20 +57,9 @@ class ArrayPlan:
     places: PlaceCounts | None = None  # None: no place is given, or it was checked by an earlier submit
 
     @property
-    def idle(self) -> int:
-        """How many tasks have nothing to do; with a list of manifests each task has its own."""
-        if self.order.only or self.listed is not None or not self.chunks:
-            return 0
-        return max(0, self.order.tasks - self.chunks)
-
-    @property
     def notes(self) -> dict[str, str]:
-        """Notes for the user: tasks that have nothing to do, audio that was not checked, places."""
+        """Notes for the user: audio that was not checked, places."""
         notes = {}
-        if self.idle:
-            verb = "has" if self.idle == 1 else "have"
-            idle = f"{self.idle:,} {verb} nothing to do; --tasks {self.chunks} is enough"
-            notes["tasks"] = f"{self.order.tasks:,} tasks for {count(self.chunks, 'chunk')}: {idle}"
         if self.looked_at is not None and self.looked_at < self.chunks:
             looked_at = f"{self.looked_at:,} of {self.chunks:,} chunks"
             notes["checked"] = f"checked the audio of {looked_at}; badcjobs check opens all"
@@ -143,56 +129,31 @@ def survey_source(settings: RunSettings, cwd: Path, progress: Progress) -> Sourc
     return SourceSurvey(rows, looked_at, sources.manifests_listed, sources.places)
 
 
-def plan_what_is_left(plan: ArrayPlan, clock: Clock, *, keep: bool) -> ArrayPlan:
-    """Return the plan for the array indices that have work left; all of them if no task has written a database.
-
-    ``keep``: merge into the run folder to find that out; otherwise leave the run folder unchanged.
-    """
+def plan_what_is_left(plan: ArrayPlan, clock: Clock) -> ArrayPlan:
+    """Merge what there is; return the plan for the indices with work left, all if no task has written a database."""
     folder = RunFolder(plan.order.out)
-    has_results = folder.job_database.exists() or any(folder.tasks.glob("*.sqlite"))
-    if plan.redo_all or plan.order.only or not has_results or not folder.run_toml.exists():
+    if plan.redo_all or plan.order.only or not folder.run_toml.exists():
         return plan
-    if keep:
-        merge(MergeOrder([folder.path], folder.job_database), clock)
-        summary = summarize_database(folder.job_database)  # the merge job writes the page
-    else:
-        summary = _summarize_aside(folder, clock)
+    if not folder.job_database.exists() and not any(folder.tasks.glob("*.sqlite")):
+        return plan
 
+    merge(MergeOrder([folder.path], folder.job_database), clock)
+    summary = summarize_database(folder.job_database)  # the merge job writes the page
     proof = summary.completeness
     expected = None if proof is None else proof.expected
-    if proof is None or expected is None:
-        return replace(plan, finished=summary) if summary.verdict == "done" else plan
-    if plan.chunks > expected:
+    if proof is not None and expected is not None and plan.chunks > expected:
         return replace(plan, left=plan.chunks - proof.done)  # a longer --filelist: recordings that were left out
     if summary.verdict == "done":
         return replace(plan, finished=summary)
+    if proof is None or expected is None:
+        return plan
     plan = replace(plan, left=expected - proof.done)
     if len(proof.left_indices) == plan.order.tasks:
         return plan
     return replace(plan, order=replace(plan.order, only=proof.left_indices))
 
 
-def _summarize_aside(folder: RunFolder, clock: Clock) -> Summary:
-    """Merge a copy of a run folder and return its summary."""
-    with tempfile.TemporaryDirectory(prefix="badcjobs-dry-run-") as name:
-        aside = RunFolder(Path(name))  # with the layout of the run folder, because merged files have relative names
-        if folder.run_toml.exists():
-            shutil.copyfile(folder.run_toml, aside.run_toml)
-        if folder.job_database.exists():
-            shutil.copyfile(folder.job_database, aside.job_database)
-        aside.tasks.symlink_to(folder.tasks)
-        merge(MergeOrder([aside.tasks], aside.job_database), clock)
-        return summarize_database(aside.job_database)
-
-
 # --- from the options of submit to the order ------------------------------------------------------------------------
-
-
-class OrderMistake(NamedTuple):
-    """A mistake in the options of submit."""
-
-    text: str
-    right: str | None = None  # the option as it should be; None: not known
 
 
 def make_order(
@@ -208,31 +169,36 @@ def make_order(
 
     ``frozen``: run.toml of the run; ``listed``: the number of manifests in a list of manifests.
     """
-    wrong = [OrderMistake(text) for text in mistakes]
+    wrong = list(mistakes)
     more = _read_extra_options(options, wrong)
     array = more.pop("array", None)
     name = str(more.pop("job-name", "badcjobs"))
-    spec = None if array is None else sbatch.try_parse([], sbatch.parse_array, str(array))
+    spec = None if array is None else sbatch.try_parse(wrong, sbatch.parse_array, str(array))
     shape = _choose_shape(options, spec, frozen, listed)
     wrong += _array_mistakes(options, array, spec, shape, frozen, listed)
     time_min = _read_minutes("time", options.time or "12:00:00", wrong)
     merge_time_min = _read_minutes("merge_time", options.merge_time or "1:00:00", wrong)
     if "\n" in str(out):
-        wrong.append(OrderMistake(f"--out {str(out)!r} has a line break in its name"))
-    wrong += _lacking_gpus(options, run_arguments)
-    _refuse(wrong)
+        wrong.append(f"--out {str(out)!r} has a line break in its name")
+    if _lacks_gpus(options, run_arguments):
+        wrong.append("--gpus-per-task 0: a task without a GPU needs -- --cpu-workers 2, or it cannot start")
+    refuse(wrong, "badcjobs submit --help", "these options cannot be used")
 
     gpus = 1 if options.gpus_per_task is None else options.gpus_per_task
-    parallel = None if spec is None else spec.parallel
-    is_part = spec is not None and len(spec.indices) != shape.count
+    parallel = options.parallel
+    only: tuple[int, ...] = ()
+    if spec is not None:
+        parallel = parallel or spec.parallel
+        if len(spec.indices) != shape.count:
+            only = spec.indices
     return ArrayOrder(
         out=out,
         run_arguments=tuple(run_arguments),
         tasks=shape.count,
         first=shape.first,
         step=shape.step,
-        only=spec.indices if spec is not None and is_part else (),
-        parallel=options.parallel or parallel,
+        only=only,
+        parallel=parallel,
         gpus_per_task=gpus,
         cpus=options.cpus or default_cpus(gpus),
         mem=_memory(options.mem) or default_mem(gpus),
@@ -250,33 +216,24 @@ def make_order(
     )
 
 
-def _refuse(wrong: Sequence[OrderMistake]) -> None:
-    right = [mistake.right for mistake in wrong if mistake.right is not None]
-    fix = "badcjobs submit --help"
-    if len(right) == len(wrong):
-        fix = f"the same command with {' '.join(right)}"
-    refuse([mistake.text for mistake in wrong], fix, "these options cannot be used")
-
-
-def _read_extra_options(options: SubmitSettings, wrong: list[OrderMistake]) -> dict[str, str | bool]:
+def _read_extra_options(options: SubmitSettings, wrong: list[str]) -> dict[str, str | bool]:
     """Return the other options of sbatch; add the mistakes in single options."""
     for key in ("account", "constraint", "merge_account"):
         value = getattr(options, key)
         if value is not None and (not value or not value.isprintable()):
-            wrong.append(OrderMistake(f"{_place(key)} {value!r} cannot be written in a line of a script"))
+            wrong.append(f"{_place(key)} {value!r} cannot be written in a line of a script")
     try:
         return sbatch.extra_options(options.sbatch)
     except ValueError as error:
-        wrong.append(OrderMistake(f"--sbatch: {error}"))
+        wrong.append(f"--sbatch: {error}")
         return {}
 
 
-def _read_minutes(key: str, text: str, wrong: list[OrderMistake]) -> int:
+def _read_minutes(key: str, text: str, wrong: list[str]) -> int:
     try:
         return sbatch.parse_minutes(text)
     except ValueError:
-        form = "write minutes, H:M:S or D-H:M:S: 12:00:00"
-        wrong.append(OrderMistake(f"{_place(key)} {text} is not a time; {form}"))
+        wrong.append(f"{_place(key)} {text} is not a time; write minutes, H:M:S or D-H:M:S: 12:00:00")
         return 0
 
 
@@ -286,18 +243,17 @@ def _place(key: str) -> str:
     return setting.option if setting.heading else f"[submit] {key} ="
 
 
-def _lacking_gpus(options: SubmitSettings, run_arguments: Sequence[str]) -> list[OrderMistake]:
-    """Return the mistake of an array without GPUs whose tasks cannot start; --simulate only replaces granted GPUs."""
+def _lacks_gpus(options: SubmitSettings, run_arguments: Sequence[str]) -> bool:
+    """Say whether the tasks have no GPU and cannot start without; --simulate only replaces granted GPUs."""
     if options.gpus_per_task != 0 or any(map(_ASKS_FOR_GPUS.match, options.sbatch)):
-        return []
+        return False
     for argument in run_arguments:
         name, _, value = argument.partition("=")
         if name == "--cpu-workers" and value != "0":
-            return []
+            return False
         if name == "--config" and is_config_file(value):  # it may set cpu_workers
-            return []
-    lacking = "--gpus-per-task 0: no task could start; a task without a GPU needs --cpu-workers"
-    return [OrderMistake(lacking, "-- --cpu-workers 2")]
+            return False
+    return True
 
 
 def _memory(text: str | None) -> str | None:
@@ -323,38 +279,22 @@ def _array_mistakes(
     shape: ArrayShape,
     frozen: FrozenRun | None,
     listed: int | None,
-) -> Iterator[OrderMistake]:
+) -> Iterator[str]:
     """Yield what is wrong with the array; ``array`` is the value of --sbatch=--array."""
     has_begun = frozen is not None and frozen.array is not None
     given = f"--sbatch=--array={array}"
-    if array is not None and spec is None:
-        yield from (OrderMistake(text) for text in _why_no_array(str(array)))
-    if spec is not None and spec.parallel and options.parallel and spec.parallel != options.parallel:
-        yield OrderMistake(f"{given} and --parallel {options.parallel} differ")
     if spec is not None and any(shape.position_of(index) is None for index in spec.indices):
-        instead = sbatch.suggest_range(spec)
         if has_begun:
-            yield OrderMistake(f"{given}: not in this run's array {shape}")
+            yield f"{given}: not in this run's array {shape}"
         else:
-            reason = f"a new run needs a range, because Slurm does not pass a list to its tasks: {instead}"
-            yield OrderMistake(f"{given}: {reason}", f"--sbatch=--array={instead}")
+            instead = f"--sbatch=--array={sbatch.suggest_range(spec)}"
+            yield f"{given}: a new run needs a range, because Slurm does not pass a list to its tasks: {instead}"
     if options.tasks not in (None, shape.count):
-        if spec is not None and not has_begun:
-            yield OrderMistake(f"--tasks {options.tasks} and {given} differ")
-        else:
-            began = f"this run was started as an array of {shape.count} ({shape})"
-            yield OrderMistake(f"--tasks {options.tasks}, but {began}", f"--tasks {shape.count}")
+        yield f"--tasks {options.tasks}, but the array of this run has {shape.count} ({shape}): --tasks {shape.count}"
     if frozen is not None and not has_begun:
-        yield OrderMistake("this run was started without an array; use another --out, or badcjobs run without Slurm")
+        yield "this run was started without an array; use another --out, or badcjobs run without Slurm"
     if listed is not None and shape.count != listed:
-        right = f"--tasks {listed}"
-        yield OrderMistake(f"the list names {listed} manifests, one for each task: {right}", right)
-
-
-def _why_no_array(text: str) -> list[str]:
-    mistakes: list[str] = []
-    sbatch.try_parse(mistakes, sbatch.parse_array, text)
-    return mistakes
+        yield f"the list names {listed} manifests, one for each task: --tasks {listed}"
 
 
 # --- from the order to a job that Slurm has -------------------------------------------------------------------------

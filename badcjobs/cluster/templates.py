@@ -11,7 +11,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from badcjobs import paths as resources
 from badcjobs.cluster import sbatch_options as sbatch
@@ -59,9 +59,14 @@ class Template(NamedTuple):
 class WrongValues(BadInput):
     """Values of a template that are missing or cannot be used."""
 
-    def __init__(self, keys: Sequence[str], what: str, *, why: str | None, fix: str) -> None:
-        super().__init__(what, why=why, fix=fix)
-        self.keys = keys
+    def __init__(self, template: str, mistakes: Mapping[str, str]) -> None:
+        what, *more = mistakes.values()
+        if more:
+            more.insert(0, what)
+            what = f"the template {template} cannot be filled in with these values"
+        fix = f"badcjobs template {template}   (shows the script with all its keys)"
+        super().__init__(what, why="\n".join(more) or None, fix=fix)
+        self.mistakes = mistakes  # by key
 
 
 def list_templates() -> list[Template]:
@@ -70,14 +75,8 @@ def list_templates() -> list[Template]:
     return [Template(path.stem, path.read_text(encoding="utf-8")) for path in paths]
 
 
-class AddRequest(Protocol):
-    """Adds cores and memory to options of submit; with ``fit`` lowers their GPUs to those of a node."""
-
-    def __call__(self, options: SubmitSettings, *, fit: bool) -> SubmitSettings: ...
-
-
-def _add_nothing(options: SubmitSettings, *, fit: bool) -> SubmitSettings:
-    return options
+# Adds cores and memory to options of submit; True: lowers their GPUs to those of a node.
+AddRequest = Callable[[SubmitSettings, bool], SubmitSettings]
 
 
 def fill_template(
@@ -86,7 +85,7 @@ def fill_template(
     project: Project,
     *,
     complete: bool,
-    request: AddRequest = _add_nothing,
+    request: AddRequest | None = None,
 ) -> Template:
     """Return a template filled in with ``KEY=VALUE`` texts and, for other keys, from the project file.
 
@@ -102,7 +101,7 @@ def fill_template(
     named = {setting.partition("=")[0].strip() for setting in settings}
     usual = [f"{key}={value}" for key, value in _from_project(project) if key in keys and key not in named]
     values = parse_settings(text, [*usual, *settings], name, complete=complete)
-    if {"gpus-per-node", "cpus-per-task", "mem"} <= keys.keys():
+    if request is not None and {"gpus-per-node", "cpus-per-task", "mem"} <= keys.keys():
         values = _usual_request(values, keys["gpus-per-node"].value, request) | values
     return Template(name, fill(text, values))
 
@@ -111,9 +110,9 @@ def _usual_request(values: Values, usual_gpus: str, request: AddRequest) -> dict
     """Return GPUs, cores and memory for the workers of these values."""
     gpus = sbatch.count_gpus({"gpus-per-node": values.get("gpus-per-node", [usual_gpus])[0]})
     cpus = int(values["cpus-per-task"][0]) if "cpus-per-task" in values else None
-    options = request(SubmitSettings(gpus_per_task=gpus, cpus=cpus), fit="gpus-per-node" not in values)
-    wanted = {"gpus-per-node": options.gpus_per_task, "cpus-per-task": options.cpus, "mem": options.mem}
-    return {key: [str(value)] for key, value in wanted.items() if value is not None}
+    options = request(SubmitSettings(gpus_per_task=gpus, cpus=cpus), "gpus-per-node" not in values)
+    request_of_task = {"gpus-per-node": options.gpus_per_task, "cpus-per-task": options.cpus, "mem": options.mem}
+    return {key: [str(value)] for key, value in request_of_task.items() if value is not None}
 
 
 def _from_project(project: Project) -> Iterator[tuple[str, str]]:
@@ -182,61 +181,79 @@ def parse_settings(text: str, settings: Sequence[str], name: str, *, complete: b
     """
     keys = {key.name: key for key in keys_of(text)}
     values: dict[str, list[str]] = {}
-    mistakes = []
+    mistakes: dict[str, str] = {}  # by key
     for setting in settings:
-        word, equals, value = setting.partition("=")
-        key = word.strip().replace("_", "-")
-        if not equals:
-            mistakes.append(f"--set {setting} has no value; write --set {word}=…")
-        elif key not in keys:
-            mistakes.append(f"--set {setting}: {name} has no key {word!r}")
-        elif key in values and not keys[key].several:
-            mistakes.append(f"--set {setting}: {key} is given twice")
-        elif not value or not value.isprintable():
-            mistakes.append(f"--set {word}: {value!r} cannot be written in a line of a script")
-        elif key == "args" and not _can_be_split(value):
-            mistakes.append(f"--set args={value}: No closing quotation")
-        else:
-            values.setdefault(key, []).append(value)
-    missing = [key.name for key in keys.values() if key.required and key.name not in values]
-    if complete and missing:
-        mistakes.append(f"missing: {', '.join(missing)}")
-    wrong = wrong_values(keys, values)
-    if wrong or mistakes:
-        raise _refusal(name, keys, values, wrong, mistakes, missing)
+        word, _, value = setting.partition("=")
+        name_of_key = word.strip().replace("_", "-")
+        key = keys.get(name_of_key)
+        if key is None:
+            mistakes[word] = f"--set {setting}: {name} has no key {word!r}"
+            continue
+        reason = _why_wrong(key, value)
+        if key.name in values and not key.several:
+            reason = "it is given twice"
+        if reason is not None:
+            mistakes[key.name] = f"--set {key.name}={value}: {reason}"
+        values.setdefault(key.name, []).append(value)
+    if complete:
+        missing = [key.name for key in keys.values() if key.required and key.name not in values]
+        mistakes |= {name_of_key: f"--set {name_of_key}=… is missing" for name_of_key in missing}
+    if mistakes:
+        raise WrongValues(name, mistakes)
     return values
 
 
-def _can_be_split(text: str) -> bool:
+class Kind(NamedTuple):
+    """What a key takes."""
+
+    expected: str
+    example: str
+    read: Callable[[str], object]  # a false result or a ValueError: the value is wrong
+
+
+_WORD = re.compile(r"[^\s<>]+").fullmatch
+_COUNT = Kind("a whole number above 0", "4", re.compile(r"0*[1-9][0-9]*").fullmatch)
+_KINDS = {
+    "account": Kind("a name without spaces", "st-pi-1", _WORD),
+    "partition": Kind("names of partitions, separated by commas", "gpu", _WORD),
+    "qos": Kind("a name without spaces", "normal", _WORD),
+    "constraint": Kind("features of a node, without spaces", "gpu_mem_32", _WORD),
+    "array": Kind("indices of an array", "0-9, 1-20:2 or 0-99%10", sbatch.parse_array),
+    "time": Kind("a time limit", "12:00:00 or 1-00:00:00", sbatch.parse_limit),
+    "mem": Kind("an amount of memory", "16G", lambda text: sbatch.parse_memory(text) >= 0),
+    "gpus-per-node": Kind("a number of GPUs", "4 or v100:4", lambda text: sbatch.count_gpus({"gpus-per-node": text})),
+    "ntasks": _COUNT,
+    "ntasks-per-node": _COUNT,
+    "cpus-per-task": _COUNT,
+    "signal": Kind("a signal and its seconds before the end", "B:USR1@180", sbatch.parse_signal),
+    "args": Kind("arguments with every quotation mark closed", "--max-gpus 2", shlex.split),
+}
+_PATHS = ("source", "out", "image", "badcjobs", "apptainer")
+
+
+def _why_wrong(key: Key, value: str) -> str | None:
+    """Return why sbatch or the template would not accept a value; None: it is right."""
+    if not value or not value.isprintable():
+        return "it has no value, or one that cannot be written in a line of a script"
+    if key.name in _PATHS and value.startswith("~"):
+        return "must be a path without ~, because the shell does not expand it there"
+    kind = _KINDS.get(key.name)
+    if kind is not None and not _can_read(kind, value):
+        return f"must be {kind.expected}, such as {kind.example}"
+    instead = sbatch.suggest_range(sbatch.parse_array(value)) if key.name == "array" else None
+    if instead is not None:
+        return f"must be a range, because Slurm does not pass a list to its tasks, such as {instead}"
+    form = r"[^<>\s]+".join(map(re.escape, _PLACEHOLDER.split(key.value)))
+    if key.required and not re.fullmatch(form, value):
+        return f"must have the form {key.value}"
+    return None
+
+
+def _can_read(kind: Kind, value: str) -> bool:
     try:
-        shlex.split(text)
-    except ValueError:  # a quotation mark that is not closed
+        return bool(kind.read(value))
+    except ValueError:
         return False
-    return True
-
-
-def _refusal(
-    name: str,
-    keys: Mapping[str, Key],
-    values: Values,
-    wrong: Sequence[WrongValue],
-    mistakes: Sequence[str],
-    missing: Sequence[str],
-) -> WrongValues:
-    """Return the error; its line to try has the right values (the first of a repeated key) and the missing keys."""
-    reasons = [*(value.message for value in wrong), *mistakes]
-    what = reasons[0]
-    why = [f"keys of {name}: {', '.join(keys)}"] if mistakes else []
-    if len(reasons) > 1:
-        what = f"the template {name} cannot be filled in with these values"
-        why = [*reasons, *why]
-    right = {**values, **{value.key: [_first_of(value.example)] for value in wrong}}
-    words = [f"--set {shlex.quote(f'{key}={value}')}" for key, several in right.items() for value in several]
-    words += [f"--set {key}=…" for key in missing]
-    line = " ".join(["badcjobs template", name, *words])
-    fix = line if words else f"{line}   (shows the script with all its keys)"
-    keys_wrong = [*missing, *(value.key for value in wrong)]
-    return WrongValues(keys_wrong, what, why="\n".join(why) or None, fix=fix)
 
 
 def fill(text: str, values: Values) -> str:
@@ -267,99 +284,3 @@ def _fill_line(line: str, values: Values) -> str:
         escaped = re.sub(r'[\\"$`}]', lambda letter: "\\" + letter[0], value).replace("'", '"\'"')
         return f': "${{{variable["name"]}:={escaped}}}"'
     return line
-
-
-def _is_range_of_nodes(text: str) -> bool:
-    least, _, most = text.partition("-")
-    return 0 < int(least) <= int(most or least)
-
-
-_NAME = ("a name without spaces", re.compile(r"[\w.@-]+").fullmatch)
-_COUNT = ("a whole number above 0", "4", re.compile(r"0*[1-9][0-9]*").fullmatch)
-_DEPENDENCY = re.compile(r"singleton|after[a-z]*:\d+(?:[_+:,?]?[a-z:]*\d+)*")
-
-# key → the expected value, an example, a parser: a false result or a ValueError means a wrong value
-_KINDS: dict[str, tuple[str, str, Callable[[str], object]]] = {
-    "account": (_NAME[0], "st-pi-1", _NAME[1]),
-    "partition": ("names of partitions, separated by commas", "gpu", re.compile(r"[\w.,-]+").fullmatch),
-    "qos": (_NAME[0], "normal", _NAME[1]),
-    "constraint": ("features of a node, without spaces", "gpu_mem_32", re.compile(r"[^\s<>]+").fullmatch),
-    "array": ("indices of an array", "0-9, 1-20:2 or 0-99%10", sbatch.parse_array),
-    "time": ("a time limit", "12:00:00 or 1-00:00:00", sbatch.parse_limit),
-    "mem": ("an amount of memory", "16G", lambda text: sbatch.parse_memory(text) >= 0),
-    "gpus-per-node": ("a number of GPUs", "4 or v100:4", lambda text: sbatch.count_gpus({"gpus-per-node": text})),
-    "nodes": ("a number of nodes", "2", _is_range_of_nodes),
-    "ntasks": _COUNT,
-    "ntasks-per-node": _COUNT,
-    "cpus-per-task": _COUNT,
-    "signal": ("a signal and its seconds before the end", "B:USR1@180", sbatch.parse_signal),
-    "open-mode": ("append or truncate", "append", re.compile("append|truncate").fullmatch),
-    "dependency": ("a condition to wait for", "afterany:4821", _DEPENDENCY.fullmatch),
-}
-_PATHS = ("source", "out", "image", "badcjobs", "apptainer")
-
-
-class WrongValue(NamedTuple):
-    """A value that sbatch or the template would not accept."""
-
-    key: str
-    example: str
-    message: str
-
-
-def wrong_values(keys: Mapping[str, Key], values: Values) -> list[WrongValue]:
-    """Return the values that sbatch or the template would not accept."""
-    wrong = []
-    for name, several in values.items():
-        for value in several:
-            reason = _check_value(keys[name], value)
-            if reason is not None:
-                wrong.append(_wrong_value(name, value, *reason))
-    return wrong or _check_warning(keys, values)
-
-
-def _wrong_value(key: str, value: str, expected: str, example: str) -> WrongValue:
-    return WrongValue(key, example, f"--set {key}={value}: must be {expected}, such as {example}")
-
-
-def _check_warning(keys: Mapping[str, Key], values: Values) -> list[WrongValue]:
-    """Check that the early warning comes before the end."""
-    if not {"time", "signal"} <= keys.keys() or values.keys().isdisjoint({"time", "signal"}):
-        return []
-    time = values["time"][0] if "time" in values else keys["time"].value
-    warning = values["signal"][0] if "signal" in values else keys["signal"].value
-    time_s = sbatch.parse_limit(time) or 0
-    lead_s = sbatch.parse_signal(warning).lead_s
-    if time_s > lead_s:
-        return []
-    if "time" in values:
-        expected = f"more than the {lead_s} s of its early warning (this is {time_s // 60} min)"
-        longer = f"{max(2, lead_s // 3600 + 2)}:00:00"  # the warning comes after more than an hour
-        return [_wrong_value("time", time, expected, longer)]
-    expected = f"fewer seconds than the {time_s:,} of its time limit, {time}"
-    return [_wrong_value("signal", warning, expected, f"{warning.partition('@')[0]}@180")]
-
-
-def _first_of(examples: str) -> str:
-    return examples.partition(" or ")[0].partition(",")[0]
-
-
-def _check_value(key: Key, value: str) -> tuple[str, str] | None:
-    """Return the expected value and an example of it; None: the value is right."""
-    if key.name in _PATHS and value.startswith("~"):
-        return "a path without ~, because the shell does not expand it there", "/path/to" + value[1:]
-    if key.name not in _KINDS:
-        return None
-    expected, example, is_right = _KINDS[key.name]
-    try:
-        if not is_right(value):
-            return expected, example
-    except ValueError:
-        return expected, example
-    instead = sbatch.suggest_range(sbatch.parse_array(value)) if key.name == "array" else None
-    if instead:
-        return "a range, because Slurm does not pass a list to its tasks", instead
-    form = r"[^<>\s]+".join(re.escape(part) for part in _PLACEHOLDER.split(key.value))
-    if key.required and not re.fullmatch(form, value):
-        return f"the form {key.value}", _PLACEHOLDER.sub(value, key.value, count=1)
-    return None

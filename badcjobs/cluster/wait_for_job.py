@@ -10,15 +10,14 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from badcjobs.cluster.outcomes import no_task_started, read_row, verdict_of
+from badcjobs.cluster.outcomes import DoneChunks, no_task_started, verdict_of
 from badcjobs.cluster.scheduler import COMPLETED, UNFINISHED, Scheduler, TaskOutcome, has_ended
 from badcjobs.cluster.submit import Progress, SubmitResult
 from badcjobs.model import JobStates, Queue, Submitted
-from badcjobs.paths import FileVersion, RunFolder, version_of
+from badcjobs.paths import RunFolder
 from badcjobs.report.job import finish_job, summarize_database
 from badcjobs.report.summary import Summary
 from badcjobs.seams import Clock, Unanswered
@@ -27,8 +26,6 @@ from badcjobs.store.merge import MergeOrder
 log = logging.getLogger(__name__)
 
 Tell = Callable[[str], None]  # prints a line
-_BAR = 20
-_DONE = "SELECT count(*) FROM chunk WHERE status = 'done'"
 
 
 def follow(scheduler: Scheduler, result: SubmitResult, clock: Clock, poll_s: float, tell: Tell) -> JobStates:
@@ -95,9 +92,7 @@ def _ended(run: Path, job_ids: Iterable[str]) -> Queue:
 
 
 def progress_line(job: Submitted, states: JobStates, done: int, of: int) -> str:
-    """Return one line: the job, a bar of its chunks, and the number of tasks in each state."""
-    full = _BAR if done >= of else _BAR * done // of
-    bar = "#" * full + "-" * (_BAR - full)
+    """Return one line: the job, its chunks, and the number of tasks in each state."""
     counts = Counter(states.array.get(index, "ENDED") for index in job.indices)
     parts = []
     # Unfinished states first; always in the same order.
@@ -106,31 +101,7 @@ def progress_line(job: Submitted, states: JobStates, done: int, of: int) -> str:
         if state == "PENDING" and states.why_pending:
             part += f" ({', '.join(states.why_pending)})"
         parts.append(part)
-    line = f"{job.job_id} [{bar}] {done:,} of {of:,} chunks; tasks: {', '.join(parts)}"
+    line = f"{job.job_id}: {done:,} of {of:,} chunks; tasks: {', '.join(parts)}"
     if states.merge:
         line += f"; merge {states.merge.lower()}"
-    if states.merge and states.why_merge_pending:
-        line += f" ({states.why_merge_pending})"
     return line
-
-
-class DoneChunks:
-    """Counts the done chunks in published task databases; reads only those that have changed."""
-
-    def __init__(self) -> None:
-        self._counts: dict[Path, tuple[FileVersion, int]] = {}
-
-    def count(self, databases: Iterable[Path]) -> int:
-        """Return how many chunks are done."""
-        for path in databases:
-            with suppress(OSError):  # it is being replaced; the next call counts it
-                self._read(path, version_of(path.stat()))
-        return sum(done for _, done in self._counts.values())
-
-    def _read(self, path: Path, version: FileVersion) -> None:
-        before = self._counts.get(path)
-        if before is not None and before[0] == version:
-            return
-        row = read_row(path, _DONE)
-        if row is not None:
-            self._counts[path] = version, row[0]

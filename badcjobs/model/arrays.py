@@ -285,7 +285,6 @@ class JobStates:
     merge: str | None = None
     exit_codes: Mapping[int, int] = field(default_factory=dict)  # of tasks that have ended, if not 0
     why_pending: tuple[str, ...] = ()  # Slurm's reasons, if array tasks wait for more than their turn
-    why_merge_pending: str | None = None  # Slurm's reason for the merge job
 
 
 @dataclass(frozen=True, slots=True)

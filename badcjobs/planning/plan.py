@@ -234,11 +234,12 @@ def _script_filler(order: PlanOrder, site: Site, cwd: Path) -> FillScript:
         try:
             return fill_template(template, settings, order.project, complete=True).text
         except WrongValues as error:
-            if "account" not in error.keys:
+            reason = error.mistakes.get("account")
+            if reason is None:
                 raise
             raise BadInput(
                 "the job scripts have no valid account",
-                why=f"the template {template} needs one; {error.what.removeprefix('--set ')}",
+                why=f"the template {template} needs one; {reason.removeprefix('--set ')}",
                 fix="the same command with --config submit.account=NAME   (or account under [submit] in badcjobs.toml)",
             ) from None
 

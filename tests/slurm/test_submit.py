@@ -101,8 +101,8 @@ def test_a_throttled_array_inside_another_job_has_nothing_of_it_and_one_line_for
     said = (job.folder / "outer-7.err").read_text().splitlines()
     lines = [line for line in said if " chunks; tasks: " in line]
     assert lines == list(dict.fromkeys(lines))
-    full = "[####################] 12 of 12 chunks; tasks: 5 completed; merge completed"
-    assert lines[-1] == f"badcjobs: {document['job_id']} {full}"
+    full = "12 of 12 chunks; tasks: 5 completed; merge completed"
+    assert lines[-1] == f"badcjobs: {document['job_id']}: {full}"
 
 
 @story

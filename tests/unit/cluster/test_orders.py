@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rooms.cluster import (
-    ArrayPlan,
     make_order,
     parse_array,
     parse_limit,
@@ -55,8 +54,6 @@ def test_an_array_has_the_indices_of_its_parts_once_in_order_and_the_step_of_its
     else:
         again = parse_array(instead)
         assert (len(again.indices), again.parallel, suggest_range(again)) == (len(spec.indices), spec.parallel, None)
-        gaps = {after - before for before, after in zip(spec.indices, spec.indices[1:], strict=False)}
-        assert (again.indices == spec.indices) == (len(gaps) == 1)
 
 
 @settings(max_examples=40)
@@ -148,13 +145,6 @@ def test_every_row_of_a_source_is_read_and_the_audio_of_at_most_some_thousand(tm
         told = []
         survey = survey_source(RunSettings(source=("m.csv",)), tmp_path, told.append)
         assert (survey.chunks, survey.looked_at, told) == (many, looked_at, [*range(1, many + 1)])
-
-
-def test_tasks_that_would_have_nothing_to_do_are_counted_but_not_of_a_part_or_a_list():
-    four = order(tasks=4)
-    assert [ArrayPlan(four, chunks, {}).idle for chunks in (5, 4, 3, 1, 0)] == [0, 0, 1, 3, 0]
-    assert ArrayPlan(order("0-3", sbatch=("--array=3",)), 3, {}).idle == 0
-    assert ArrayPlan(order("5 manifests"), 3, {}, listed=5).idle == 0
 
 
 def test_the_command_names_only_what_was_wished_for_and_what_differs_has_both_values():

@@ -34,8 +34,7 @@ def script(*lines):
 def read(text, environ=None):
     found = cluster.read_script(text, "job.sbatch", environ or {}, "/july", parse=PARSE)
     calls = [
-        {**brief(call), "is": [name for name in ("by_exec", "by_srun", "spread", "contained") if getattr(call, name)],
-         "may set": [key for key in ("cpu_workers", "retries") if call.may_set(key)]}
+        {**brief(call), "is": [name for name in ("by_exec", "by_srun", "spread", "contained") if getattr(call, name)]}
         for call in found.calls
     ]  # fmt: skip
     known = {key: one for key, one in brief(found).items() if key not in ("name", "options", "calls")}
@@ -52,7 +51,7 @@ def test_what_is_understood_of_a_script_is_what_sbatch_and_the_shell_make_of_it(
     wins = {"SBATCH_TIMELIMIT": "60", "SBATCH_ACCOUNT": "a", "SBATCH_SIGNAL": "", "SBATCH_GPUS": "9"}
     whole = {
         "as it is": read(WHOLE), "variables": read(WHOLE, known),
-        "none exported": read(WHOLE.replace("#SBATCH --open", "#SBATCH --export=NONE,NAME=me\n#SBATCH --open"), known),
+        "exported": read(WHOLE.replace("#SBATCH --open", "#SBATCH --export=ALL,NAME=me\n#SBATCH --open"), known),
         "elsewhere": read(WHOLE.replace("#SBATCH --open", "#SBATCH -D sub\n#SBATCH --open").replace("/scratch", "res")),
         "environment wins": read(WHOLE, wins),
     }  # fmt: skip
@@ -78,7 +77,7 @@ def requested(text, *options):
         found = cluster.read_request(text, options)
     except BadInput as error:
         return str(error).splitlines()
-    more = {"ignored": found.ignored, "cores": found.cores, "indices": found.indices}
+    more = {"gpus": found.gpus, "ignored": found.ignored, "cores": found.cores, "indices": found.indices}
     return {key: one for key, one in {**brief(found), **more}.items() if key != "given"}
 
 
@@ -178,9 +177,9 @@ def test_what_sbatch_takes_is_taken_and_everything_else_is_refused_with_a_line_t
     text, said = (DATA / "template_settings.txt").read_text(), {}
     for name, *cases in (part.splitlines() for part in text.split("=== ")[1:]):
         for case in (one.replace("⏎", "\n").split(" | ") for one in cases):
-            which = "multinode" if case[0].startswith("nodes=") else "array" if name == "taken" else name
+            which = "array" if name == "taken" else name
             if name == "taken":
-                filled(which, *case)
+                filled("multinode" if case[0].startswith("nodes=") else which, *case)
                 continue
             with pytest.raises(BadInput) as refused:
                 filled(which, *case, complete=True)
