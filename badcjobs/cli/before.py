@@ -47,8 +47,9 @@ from badcjobs.settings import PlanSettings, ProbeSettings, RunSettings, SubmitSe
 
 if TYPE_CHECKING:
     from badcjobs.cluster.job_script import ParsedWords, Parser
+    from badcjobs.planning.check import CheckOrder
     from badcjobs.planning.plan import Planned
-    from badcjobs.planning.probe import ProbeEnd
+    from badcjobs.planning.probe import ProbeEnd, ProbeOrder
 
 _INTERVAL_S = 0.1  # a trial may be short, and its memory peak shorter
 SiteRules = Annotated[str | None, option("NAME|FILE", "Rules of the cluster: sockeye, or a TOML file.", "--site")]
@@ -80,60 +81,95 @@ def check(
     from badcjobs.planning.check import CheckOrder
     from badcjobs.planning.check import check as check_all
     from badcjobs.planning.findings import remarks_text
+
+    log_to_stderr()
+    project = read_project(context, "run", "submit")
+    flags = run_options(context, out=out, root=root)
+    sources = tuple(source or project.get("run", "source") or ())
+    trust = read_trust("--config", "")
+    order = CheckOrder(
+        settings=RunSettings(),
+        environ=environ(),
+        clock=SystemClock(),
+        cwd=Path.cwd(),
+        site=site or project.site,
+        quick=quick,
+        progress=Pace("chunks checked"),
+        parse=make_parser(context.find_root().command),
+        prefer=project.make(PlanSettings, {}, "check").prefer,
+        trust=trust,
+        site_trust=None if site or "site" in project.keys else trust,
+    )
+    if sources and is_job_script(sources[0]):
+        order = _with_script(order, sources, project, flags, settings)
+    else:
+        order = _with_source(order, sources, project, flags, settings, "--site " if site else "--config site=")
+    checked = check_all(order)
+    answer(json_wanted, checked.to_dict(), remarks_text(checked.findings, text_width()))
+    if json_wanted:
+        return checked.exit_code
+    same_check = this_command() if sources else this_command("SOURCE")
+    if checked.exit_code:
+        say_next(*same_check, note="once the problems are fixed")
+    elif not sources:
+        say_next(*same_check)
+    else:
+        say_next(*_after_check(order, out or project.get("run", "out"), on_line=any(settings.values())))
+    return checked.exit_code
+
+
+def _with_script(
+    order: CheckOrder, sources: Sequence[str], project: Project, flags: dict[str, Any], options: dict[str, Any]
+) -> CheckOrder:
+    """Add a job script, which says for itself what the project file would say."""
+    of_line = Project.parse({}, keys=project.keys)
+    out = flags.get("out")
+    return replace(
+        order,
+        settings=RunSettings(out=out and Path(out), source=tuple(sources[1:])),  # type: ignore[arg-type]
+        submit=of_line.make(SubmitSettings, options, "check"),
+        script=sources[0],
+        run_words=tuple(option_words(flags)),
+    )
+
+
+def _with_source(
+    order: CheckOrder,
+    sources: tuple[str, ...],
+    project: Project,
+    flags: dict[str, Any],
+    options: dict[str, Any],
+    site_option: str,
+) -> CheckOrder:
+    """Add a source; a check without SOURCE looks at everything else, and settings without one would be refused."""
     from badcjobs.planning.resolve_submit import complete
     from badcjobs.planning.site import find_site
 
-    log_to_stderr()
-    project, flags = read_project(context, "run", "submit"), run_options(context, out=out, root=root)
-    sources = tuple(source or project.get("run", "source") or ())
-    script, run_words = None, tuple[str, ...]()
-    if sources and is_job_script(sources[0]):
-        script, *others = sources
-        run_words = tuple(option_words(flags))
-        of_line = Project.parse({}, keys=project.keys)  # a script says for itself what the file would say
-        submit = of_line.make(SubmitSettings, settings, "check")
-        of_run = RunSettings(out=None if out is None else Path(out), source=tuple(others))  # type: ignore[arg-type]
+    settings = project.make(RunSettings, {**flags, "source": sources or ("?",)}, "check")
+    submit = project.make(SubmitSettings, options, "check")
+    site = find_site(order.site, order.cwd, site_option)
+    completed = complete(submit, project, flags, site, order.environ, order.cwd)
+    if not sources:
+        completed = replace(submit, merge_account=completed.merge_account)
+    return replace(order, settings=replace(settings, source=sources), submit=completed)
+
+
+def _after_check(order: CheckOrder, out: str | None, *, on_line: bool) -> Sequence[str | Path]:
+    """Return the command that submits or runs what was checked; ``on_line``: the line has options of submit."""
+    source = order.settings.source
+    if order.script is not None:
+        values = {"SOURCE": "".join(source[:1]), "OUT": out, "BADCJOBS_ARGS": " ".join(order.run_words)}
+        variables = [f"{name}={value}" for name, value in values.items() if value]
+        env = ["env", *variables] if variables else []
+        return *env, "sbatch", Path(order.script)
+    new = [] if out else [f"--out=runs/{Path(source[0]).stem}"]
+    has_sbatch = shutil.which("sbatch", path=order.environ.get("PATH")) is not None
+    if has_sbatch or on_line or order.submit.cluster != "slurm":
+        command = this_command(*new, name="submit", without=["--quick"])
     else:
-        # A check without SOURCE looks at everything else; the settings would be refused without one.
-        of_run = project.make(RunSettings, {**flags, "source": sources or ("?",)}, "check")
-        of_run = replace(of_run, source=sources)
-        own = project.make(SubmitSettings, settings, "check")
-        rules = find_site(site or project.site, Path.cwd(), "--site " if site else "--config site=")
-        submit = complete(own, project, flags, rules, environ(), Path.cwd())
-        submit = submit if sources else replace(own, merge_account=submit.merge_account)
-    trust = read_trust("--config", "")
-    order = CheckOrder(
-        of_run, environ(), SystemClock(), Path.cwd(), submit, site or project.site, script, run_words, quick,
-        Pace("chunks checked"), make_parser(context.find_root().command),
-        project.make(PlanSettings, {}, "check").prefer,
-        trust, None if site or "site" in project.keys else trust,
-    )  # fmt: skip
-    found = check_all(order)
-    answer(json_wanted, found.to_dict(), remarks_text(found.findings, text_width()))
-    if not json_wanted:
-        run_here = shutil.which("sbatch", path=environ().get("PATH")) is None and not any(settings.values())
-        name = "run" if run_here and submit.cluster == "slurm" else "submit"
-        words = _after_check(
-            sources, out or project.get("run", "out"), script, run_words, name=name, ready=not found.exit_code
-        )
-        say_next(*words, note="once the problems are fixed" if found.exit_code else "")
-    return found.exit_code
-
-
-def _after_check(
-    sources: Sequence[str], out: object, script: str | None, run_words: Sequence[str], *, name: str, ready: bool
-) -> Sequence[str | Path]:
-    """Return the command that submits or runs what was checked; the same check again, if it found problems."""
-    if not ready or not sources:
-        return this_command(*([] if sources else ["SOURCE"]))
-    if script is not None:
-        given = {"SOURCE": "".join(sources[1:2]), "OUT": out or "", "BADCJOBS_ARGS": " ".join(run_words)}
-        values = [f"{name}={value}" for name, value in given.items() if value]
-        return *(["env", *values] if values else []), "sbatch", Path(script)
-    new = [] if out else [f"--out=runs/{Path(sources[0]).stem}"]
-    without = ["--quick", "--"] if name == "run" else ["--quick"]
-    words = "\0".join(this_command(*new, name=name, without=without))
-    return re.sub("--site[=\0]", "--config=site=", words).split("\0")
+        command = this_command(*new, name="run", without=["--quick", "--"])
+    line = "\0".join(command)
+    return re.sub("--site[=\0]", "--config=site=", line).split("\0")
 
 
 def make_parser(group: Any) -> Parser:
@@ -148,12 +184,12 @@ def make_parser(group: Any) -> Parser:
             return parsed
         word, *rest = parsed.operands
         name = word if word in names else nearest(word, names)
-        misspelled = WrongWord(f"badcjobs has no command {word}", word, name or "")
         if name is None:
-            return ParsedWords(wrong=misspelled)
-        parsed = _parse(group.get_command(None, name), rest, name)
-        wrong = parsed.wrong if name == word else misspelled
-        return ParsedWords(name, parsed.values, parsed.operands, wrong)
+            return ParsedWords(wrong=WrongWord(f"badcjobs has no command {word}", "badcjobs --help"))
+        parsed = replace(_parse(group.get_command(None, name), rest, name), command=name)
+        if name != word:
+            parsed = replace(parsed, wrong=WrongWord(f"badcjobs has no command {word}", name, word))
+        return parsed
 
     return parse
 
@@ -168,16 +204,15 @@ def _parse(command: Any, words: Sequence[str], name: str) -> ParsedWords:
     except Exception as error:
         if not hasattr(error, "format_message"):  # another error than wrong usage
             raise
-        wrong = getattr(error, "option_name", None) or ""
-        near = nearest(wrong, getattr(error, "possibilities", None) or ())
         message = f"badcjobs {name}: {error.format_message()}"
-        if "does not take a value" in message:
-            wrong, near = next((word for word in words if word.startswith(f"{wrong}=")), wrong), wrong
-        elif moved := explain_moved_option(wrong, words, name):
-            near = moved[1]
-            pair = f"{wrong} {near.rpartition('=')[2]}"  # the option and its value, which near has at its end
-            wrong = pair if pair in " ".join(words) else next(word for word in words if word.startswith(wrong))
-        return ParsedWords(wrong=WrongWord(message, wrong, near or ""))
+        wrong = getattr(error, "option_name", None) or ""
+        moved = explain_moved_option(wrong, words, name)
+        near = nearest(wrong, getattr(error, "possibilities", None) or ())
+        if moved is not None:
+            return ParsedWords(wrong=WrongWord(message, moved[1]))
+        if near is None:
+            return ParsedWords(wrong=WrongWord(message, f"badcjobs {name} --help"))
+        return ParsedWords(wrong=WrongWord(message, near, wrong))
     listed = [word for value in values.values() if isinstance(value, tuple) for word in value]
     kept = {key: value for key, value in values.items() if value is not None and not isinstance(value, tuple)}
     return ParsedWords(values=kept, operands=(*listed, *operands))
@@ -223,25 +258,33 @@ def plan(
     )
     with DelayedSignals():  # so that the unfinished folder of --out is removed, whatever ends this
         planned = plan_sources(order, environ(), Path.cwd(), Pace("chunks read"))
-    finished_at = None
-    if planned.plan.running_s is not None:
-        end_s = SystemClock().now_ms() / 1000 + planned.plan.running_s
-        finished_at = datetime.fromtimestamp(end_s, tz=timezone.utc).astimezone().isoformat("T", "minutes")
+    finished_at = _finished_at(planned)
     has_problem = any(remark.severity == PROBLEM for remark in planned.plan.remarks)
     if json_wanted:
-        more = {
-            "sources": list(planned.descriptions),
-            "finished_at": finished_at,
-            "folder": planned.folder and str(planned.folder),
-            "scripts": [str(script) for script, _ in planned.written] or None,
-        }
-        print_json({**to_dict(planned.plan), **more})
+        print_json({**to_dict(planned.plan), **_plan_document(planned, finished_at)})
     else:
         say(plan_text(planned, text_width()))
         if finished_at is not None:
             remark(f"finished on {finished_at} if the first task starts now and no task waits in the queue")
         _say_next_after_plan(planned, order.submit.account, has_problem=has_problem)
     return ExitCode.CHUNKS_FAILED if has_problem else ExitCode.DONE
+
+
+def _finished_at(planned: Planned) -> str | None:
+    """Return when the plan is finished if its first task starts now; None: not known."""
+    if planned.plan.running_s is None:
+        return None
+    end_s = SystemClock().now_ms() / 1000 + planned.plan.running_s
+    return datetime.fromtimestamp(end_s, tz=timezone.utc).astimezone().isoformat("T", "minutes")
+
+
+def _plan_document(planned: Planned, finished_at: str | None) -> dict[str, Any]:
+    return {
+        "sources": list(planned.descriptions),
+        "finished_at": finished_at,
+        "folder": planned.folder and str(planned.folder),
+        "scripts": [str(script) for script, _ in planned.written] or None,
+    }
 
 
 def _say_next_after_plan(planned: Planned, account: str | None, *, has_problem: bool) -> None:
@@ -278,7 +321,6 @@ def probe(
     """
     import logging
 
-    from badcjobs.planning.plan_speed import probe_line
     from badcjobs.planning.probe import ProbeOrder, run_probe
     from badcjobs.planning.probe_page import probe_page, probe_text
     from badcjobs.report.job import write_whole
@@ -289,15 +331,14 @@ def probe(
     most_s = parse_stop_after(time)
     if not most_s:
         raise BadInput(f"--time {time} is not a time", why="write minutes, H:M:S or D-H:M:S", fix="--time 10")
-    flags = run_options(context, source=audio, interval=_INTERVAL_S)
     order = ProbeOrder(
-        project.make(RunSettings, flags, "probe"),
+        project.make(RunSettings, run_options(context, source=audio, interval=_INTERVAL_S), "probe"),
         project.make(ProbeSettings, {}, "probe"),
         most_s=most_s,
         store=out,
         again=again,
     )
-    inputs = [*map(Path, audio), *([] if project.file is None else [project.file])]
+    inputs = [*map(Path, audio), *filter(None, [project.file])]
     refuse_data([("--out", out, "probe.toml"), ("--html", html, "probe.html")], inputs)
     if html is not None:
         try:
@@ -320,11 +361,22 @@ def probe(
     if html is not None:
         write_whole(html, probe_page(probes, end.notes))
     if not json_wanted:
-        continued = this_command(without=["--again"])
-        plan_words = shell_line("plan", "SOURCE", *(() if out is None else ("--from", out)))
-        planned = probe_line(order.settings, order.settings.workers_wanted, None).replace("probe AUDIO", plan_words, 1)
-        say(f"next: {shell_line(*continued) if end.exit_code else planned}")
+        _say_next_after_probe(end, order)
     return end.exit_code
+
+
+def _say_next_after_probe(end: ProbeEnd, order: ProbeOrder) -> None:
+    """Print the command that continues the probe, or the line that plans with its result."""
+    from badcjobs.planning.plan_speed import probe_line
+
+    if end.exit_code:
+        say_next(*this_command(without=["--again"]))
+        return
+    plan_words = ["plan", "SOURCE"]
+    if order.store is not None:
+        plan_words += ["--from", str(order.store)]
+    line = probe_line(order.settings, order.settings.workers_wanted, None)
+    say(f"next: {line.replace('probe AUDIO', shell_line(*plan_words), 1)}")
 
 
 def _document(end: ProbeEnd) -> dict[str, Any]:
@@ -339,11 +391,5 @@ def _document(end: ProbeEnd) -> dict[str, Any]:
 
 
 def _probe_document(probed: Probed) -> dict[str, Any]:
-    trials = sorted(probed.trials, key=lambda trial: (trial.lean, trial.length_s))
-    return {
-        **asdict(probed.key),
-        "at": probed.at,
-        "finished": probed.finished,
-        "result": None if probed.result is None else asdict(probed.result),
-        "trials": [asdict(trial) for trial in trials],
-    }
+    document = asdict(probed)
+    return {**document.pop("key"), **document}

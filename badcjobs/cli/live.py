@@ -50,6 +50,7 @@ _INTERVAL_S = 2.0
 _TOKEN = "BADCJOBS_TOKEN"
 _SHARE = 0.04  # of the interval, at most, for reading; with a thousand tasks only a few are read each time
 _FIRST_PATIENCE_S = 1.0
+_TICK_S = 0.1  # between looks for keys, signals and a new size of the terminal
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 _LINE_END = Text("\n", no_wrap=True, overflow="crop")
 
@@ -136,11 +137,12 @@ def serve(
     project = read_project(context)
     token = environ().get(_TOKEN)
     target = _find_target(target, simulate, project)
-    command = shell_line("badcjobs", "serve")
+    words_of_target: list[str | Path] = []
     if target is not None:
-        command = shell_line("badcjobs", "serve", target)
+        words_of_target.append(target)
     elif simulate:
-        command = shell_line("badcjobs", "serve", f"--simulate={simulate}")
+        words_of_target.append(f"--simulate={simulate}")
+    command = shell_line("badcjobs", "serve", *words_of_target)
     if token is not None and not _can_be_sent(token):
         # Its value is not shown: it is a secret.
         raise BadInput(f"{_TOKEN} must be printable ASCII without spaces", fix=with_token(command))
@@ -223,44 +225,46 @@ def show(view: View, ui: UiState, *, interval_s: float, ascii_only: bool) -> int
     """Show a live view until the user quits; return the exit code."""
     logging.getLogger("badcjobs").addHandler(logging.NullHandler())  # a warning would spoil the screen
     console = Console(highlight=False)
-    with _Wakeup() as wakeup:
-        reader = _SnapshotReader(view, interval_s, wakeup)
-        reader.start()
-        while not ui.quitting and wakeup.ended_by is None:
+    reader = _SnapshotReader(view, interval_s)
+    reader.start()
+    with _Signals() as signals:
+        while not ui.quitting and signals.ended_by is None:
             try:
                 with _own_terminal(), console.screen():
-                    ui = _interact(console, wakeup, reader, ui, ascii_only)
+                    ui = _interact(console, signals, reader, ui, ascii_only)
             except OSError:
                 return 128 + signal.SIGHUP  # the terminal is gone
-            if wakeup.suspended:
-                wakeup.suspended = False
+            if signals.suspended:
+                signals.suspended = False
                 os.kill(os.getpid(), signal.SIGSTOP)  # Ctrl-Z, with the terminal restored; fg continues here
-    return 0 if wakeup.ended_by is None else 128 + wakeup.ended_by
+    return 0 if signals.ended_by is None else 128 + signals.ended_by
 
 
-def _interact(console: Console, wakeup: _Wakeup, reader: _SnapshotReader, ui: UiState, ascii_only: bool) -> UiState:
-    """Draw snapshots and handle keys until the user quits or suspends the program, or a signal ends it."""
+def _interact(console: Console, signals: _Signals, reader: _SnapshotReader, ui: UiState, ascii_only: bool) -> UiState:
+    """Draw what has changed and handle keys until the user quits or suspends the program, or a signal ends it."""
+    drawn: object = None
+    page = Page([Text("badcjobs: reading the task databases")], [], 1)
     while True:
-        width, height = console.size
         snapshot = reader.snapshot
-        page = Page([Text("badcjobs: reading the task databases")], [], 1)
-        if snapshot is not None:
-            page = draw(snapshot, ui, width=width, height=height, ascii_only=ascii_only)
-        console.update_screen(_LINE_END.join(page.lines))
-        if ui.quitting or wakeup.suspended or wakeup.ended_by is not None:
+        shown = snapshot, ui, console.size
+        if shown != drawn:
+            drawn = shown
+            if snapshot is not None:
+                page = draw(snapshot, ui, width=console.width, height=console.height, ascii_only=ascii_only)
+            console.update_screen(_LINE_END.join(page.lines))
+        if ui.quitting or signals.suspended or signals.ended_by is not None:
             return ui
-        for key in wakeup.wait():
+        for key in _pressed_keys():
             ui = press(ui, key, rows=page.rows, names=page.names)
 
 
 class _SnapshotReader(threading.Thread):
     """Reads snapshots in a thread, so that keys never wait for a slow filesystem."""
 
-    def __init__(self, view: View, interval_s: float, wakeup: _Wakeup) -> None:
+    def __init__(self, view: View, interval_s: float) -> None:
         super().__init__(name="reader", daemon=True)
         self._view = view
         self._interval_s = interval_s
-        self._wakeup = wakeup
         self._snapshot: Snapshot | None = None
         self._error: Exception | None = None
 
@@ -283,27 +287,23 @@ class _SnapshotReader(threading.Thread):
                 if last is None or not isinstance(error, BadcjobsError | OSError):
                     self._error = error
                 else:  # the folder or its filesystem is not available: keep the last snapshot
-                    what = error.what if isinstance(error, BadcjobsError) else str(error)
-                    self._snapshot = replace(last, remarks=(f"{what}; showing the last reading", *last.remarks))
-            self._wakeup.wake()
+                    reason = error.what if isinstance(error, BadcjobsError) else str(error)
+                    self._snapshot = replace(last, remarks=(f"{reason}; showing the last reading", *last.remarks))
             if last is not None and not last.unread:
                 patience_s = _SHARE * self._interval_s
                 time.sleep(self._interval_s)
 
 
-class _Wakeup:
-    """Wakes the thread that waits for keys: at a key, a new snapshot, a new size of the terminal, or a signal."""
+class _Signals:
+    """Notes the signals that end or suspend the program, until the terminal is restored."""
 
     def __init__(self) -> None:
-        self._read_end, self._write_end = os.pipe()
-        os.set_blocking(self._write_end, False)
         self._before: dict[signal.Signals, Any] = {}
-        self._keys_from = _terminal_input()
         self.ended_by: int | None = None
         self.suspended = False
 
-    def __enter__(self) -> _Wakeup:
-        for number in (*_ENDINGS, signal.SIGWINCH, signal.SIGTSTP):
+    def __enter__(self) -> _Signals:
+        for number in (*_ENDINGS, signal.SIGTSTP):
             self._before[number] = signal.signal(number, self._receive)
         return self
 
@@ -311,34 +311,26 @@ class _Wakeup:
         for number, before in self._before.items():
             signal.signal(number, before)
 
-    def wake(self) -> None:
-        """Wake the waiting thread."""
-        try:
-            os.write(self._write_end, b"!")
-        except BlockingIOError:
-            pass  # it is already awake
-
-    def wait(self) -> list[str]:
-        """Wait for an event; return the keys that were pressed."""
-        sources = [self._read_end]
-        if self._keys_from is not None:
-            sources.append(self._keys_from)
-        ready, _, _ = select.select(sources, [], [])
-        if self._read_end in ready:
-            os.read(self._read_end, 4096)
-        if self._keys_from is None or self._keys_from not in ready:
-            return []
-        pressed = os.read(self._keys_from, 4096)
-        if not pressed:
-            return ["q"]  # the terminal is closed
-        return parse_keys(pressed.decode(errors="ignore"))
-
     def _receive(self, number: int, _frame: object) -> None:
-        if number in _ENDINGS:
-            self.ended_by = number
-        elif number == signal.SIGTSTP:
+        if number == signal.SIGTSTP:
             self.suspended = True
-        self.wake()
+        else:
+            self.ended_by = number
+
+
+def _pressed_keys() -> list[str]:
+    """Wait a moment; return the keys that were pressed meanwhile."""
+    keyboard = _terminal_input()
+    if keyboard is None:
+        time.sleep(_TICK_S)
+        return []
+    ready, _, _ = select.select([keyboard], [], [], _TICK_S)
+    if not ready:
+        return []
+    pressed = os.read(keyboard, 4096)
+    if not pressed:
+        return ["q"]  # the terminal is closed
+    return parse_keys(pressed.decode(errors="ignore"))
 
 
 def _terminal_input() -> int | None:

@@ -21,6 +21,7 @@ from badcjobs.cli.output import (
     say,
     say_next,
     terminal_width,
+    text_width,
     this_command,
 )
 from badcjobs.clock import SystemClock
@@ -61,8 +62,7 @@ def gpus(
         if not json_wanted:
             raise
         why = "\n".join(filter(None, [error.what, error.why]))
-        print_json(getattr(error, "listing", Listing((), why)).to_dict())
-        return error.exit_code
+        listing = getattr(error, "listing", Listing((), why))
     if json_wanted:
         print_json(listing.to_dict())
         return 0 if listing.devices else NotHere.exit_code
@@ -90,13 +90,22 @@ def _list_devices(request: DeviceRequest | None, stand_in: StandIn, *, everythin
         return list_free(variables, stand_in, request, locks, Waiting(clock, remark))
 
 
-def _request(free: int | None, everything: bool, **limits: Any) -> DeviceRequest | None:
+def _request(
+    free: int | None,
+    everything: bool,
+    *,
+    min_memory_mib: int | None,
+    max_utilization: float | None,
+    wait: float | None,
+) -> DeviceRequest | None:
+    """Return which devices --free asks for; None: it is not given."""
     from badcjobs.devices.free import DeviceRequest
 
+    limits = (min_memory_mib, max_utilization, wait)
+    if free is None and limits != (None, None, None):
+        what = "--min-memory-mib, --max-utilization and --wait need --free"
+        raise BadInput(what, fix="badcjobs gpus --free 1 --wait 60")
     if free is None:
-        options = [f"--{name.replace('_', '-')}" for name, value in limits.items() if value is not None]
-        if options:
-            raise BadInput(f"{' and '.join(options)} without --free", fix="badcjobs gpus --free 1 --wait 60")
         return None
     if everything:
         raise BadInput(
@@ -104,7 +113,7 @@ def _request(free: int | None, everything: bool, **limits: Any) -> DeviceRequest
             why="--all shows every GPU, --free only the best ones that this task has",
             fix=f"badcjobs gpus --free {free}   (or: badcjobs gpus --all)",
         )
-    return DeviceRequest(free, limits["min_memory_mib"], limits["max_utilization"], limits["wait"] or 0.0)
+    return DeviceRequest(free, min_memory_mib, max_utilization, wait or 0.0)
 
 
 def record(
@@ -122,8 +131,6 @@ def record(
       badcjobs record --out training.sqlite -- python train.py
     """
     from badcjobs.task.records import RecordingOptions, run_record, stream_samples
-    from badcjobs.words import count
-    from badcjobs.words import duration as lasted
 
     log_to_stderr()
     if force:
@@ -148,16 +155,22 @@ def record(
         overwrite=force,
         live_mode=project.get("run", "live_mode") or "auto",
     )
-    recorded = f"{count(end['devices'], 'device')} recorded for {lasted(end['wall_s'])}: {end['out']}"
+    _say_recorded(end, around_command=bool(command))
+    return int(end["exit_code"])
+
+
+def _say_recorded(end: Mapping[str, Any], *, around_command: bool) -> None:
+    """Print what was recorded; stdout belongs to the command, if there is one."""
+    from badcjobs.words import count, duration
+
+    recorded = f"{count(end['devices'], 'device')} recorded for {duration(end['wall_s'])}: {end['out']}"
     if end["telemetry"] != "on":
         recorded += f"; telemetry {end['telemetry']}"
-    if command:
-        following = shell_line("badcjobs", "report", Path(end["out"]))
-        remark(f"{recorded}\nnext: {following}")  # stdout belongs to the command
+    following = shell_line("badcjobs", "report", Path(end["out"]))
+    if around_command:
+        remark(f"{recorded}\nnext: {following}")
     else:
-        say(f"badcjobs: {recorded}")
-        say_next("badcjobs", "report", Path(end["out"]))
-    return int(end["exit_code"])
+        say(f"badcjobs: {recorded}\nnext: {following}")
 
 
 def cluster(
@@ -178,7 +191,7 @@ def cluster(
     project = read_project(context)
     gpus = gpus_per_task or project.get("submit", "gpus_per_task") or 1
     nodes = look_at_cluster(environ(), gpus=gpus, kind=constraint or project.get("submit", "constraint"))
-    answer(json_wanted, nodes, cluster_text(nodes))
+    answer(json_wanted, nodes, cluster_text(nodes, text_width()))
     if not nodes["fits"]:
         return ExitCode.NOT_HERE
     if not json_wanted:

@@ -36,18 +36,15 @@ Sources = Annotated[list[str] | None, typer.Argument(metavar="SOURCE")]
 Root = Annotated[str | None, option("DIR", "Folder that relative source_paths start from.")]
 Simulate = Annotated[str | None, option("N|FILE", "Use simulated GPUs: N, or as FILE describes.")]
 
-CONFIG, RUN_OPTIONS = "badcjobs.config", "badcjobs.run_options"  # keys of the context of a call
+CONFIG = "badcjobs.config"  # keys of the context of a call
+RUN_OPTIONS = "badcjobs.run_options"
 _NOT_AFTER_DASHES = ("-o", "--out", "--shard", "--json", "--config", "--wait", "--again", "--dry-run", "--cluster")
 Target = tuple[str, Path | None, str]  # an output file: its option, its path (None: not requested), a name to suggest
 # A typing error (--html job.sqlite) must not replace the results of weeks.
 _STDOUT = frozenset(map(Path, ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")))
 _AUDIO_MAGIC = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")
-_OF_A_RUN = ("run.toml", "job.sqlite", "submitted.json")
-_SIGNS_OF_A_RUN = (*_OF_A_RUN, "logs/emulation.lock")  # the lock is the first file of an emulated array
-_FOLDERS_OF_A_RUN = {
-    "tasks": "tasks/ has the task databases of the run {}",
-    "logs": "logs/ has the logs and job numbers of the run {}",
-}
+_OF_A_RUN = ("run.toml", "job.sqlite", "submitted.json", "tasks", "logs")
+_SIGNS_OF_A_RUN = ("run.toml", "job.sqlite", "submitted.json", "logs/emulation.lock")
 _TYPES: dict[str, Any] = {"text": str, "texts": list[str], "count": int, "number": float, "switch": bool}
 
 
@@ -143,19 +140,18 @@ def parse_run_options(run: Any, command: str, words: Sequence[str]) -> Mapping[s
     """Parse the words after -- with the parser of ``badcjobs run``; return the options that are given, by key."""
     for word in words:
         name = word.partition("=")[0]
-        of_submit = SETTINGS["submit"].get(name.removeprefix("--").replace("-", "_"))
+        of_submit = SETTINGS["submit"].get(_key_of(name))
         if name in _NOT_AFTER_DASHES or (of_submit is not None and of_submit.heading):
-            why = "an array divides SOURCE itself" if name == "--shard" else "only options of run can be given there"
-            fix = f"badcjobs {command} … {word} … -- …" if name != "--shard" else f"badcjobs {command} --tasks 20"
-            raise BadInput(f"{name} cannot be given after --", why=why, fix=fix)
+            why = "only options of run can be given there; an array divides SOURCE itself"
+            raise BadInput(f"{name} cannot be given after --", why=why, fix=f"badcjobs {command} --help")
     values = run.make_context(f"badcjobs {command} … --", list(words)).params
-    given = {key: value for key, value in values.items() if key in SETTINGS["run"] and value not in (None, [], ())}
-    if sources := given.pop("source", None):
+    options = {key: value for key, value in values.items() if key in SETTINGS["run"] and value not in (None, [], ())}
+    if sources := options.pop("source", None):
         raise BadInput(
             f"{' '.join(sources)}: only options of run can be given after --",
             fix=f"badcjobs {command} {shell_line(*map(Path, sources))} … -- …",
         )
-    return given
+    return options
 
 
 def explain_moved_option(option: str, words: Sequence[str], command: str) -> tuple[str, str] | None:
@@ -163,45 +159,32 @@ def explain_moved_option(option: str, words: Sequence[str], command: str) -> tup
 
     It may also be an option of submit. None: it is none of them.
     """
-    bare = _key_of(option)
-    value = given_value([option], words)
-    of_run = SETTINGS["run"].get(bare)
+    key = _key_of(option)
+    value = given_value([option], words) or "…"
+    of_run = SETTINGS["run"].get(key)
     if of_run is not None and of_run.heading and command in ("submit", "check", "plan", "probe"):
-        return "it is an option of run, which must be given after --", _with_dashes(words, option)
-    if command == "run" and bare in SETTINGS["submit"] and SETTINGS["submit"][bare].heading:
-        return "it is an option of submit", f"badcjobs submit … {option} {shell_line(value or '…')}"
-    for table in ("run", *(one for one in (command,) if one in SETTINGS and one != "run"), "submit", "plan", "probe"):
-        for key in (bare, f"{bare}_s"):
-            setting = SETTINGS[table].get(key)
-            if setting is not None and (setting.heading is None or setting.default is False):
-                if setting.kind == "switch":
-                    value = "false" if option.startswith("--no-") else "true"
-                if setting.kind in ("texts", "numbers"):
-                    value = to_toml([value or "…"]) if setting.kind == "texts" else to_toml(setting.default)
-                word = f"{table}.{key}={value or '…'}"
-                return f"it is a key of the table [{table}] of badcjobs.toml", f"--config {shell_line(word)}"
+        text = option if of_run.kind == "switch" else shell_line(option, value)
+        return "it is an option of run, which must be given after --", f"badcjobs {command} … -- {text}"
+    of_submit = SETTINGS["submit"].get(key)
+    if command == "run" and of_submit is not None and of_submit.heading:
+        return "it is an option of submit", f"badcjobs submit … {shell_line(option, value)}"
+    for table in ("run", command, "submit", "plan", "probe"):
+        for name in (key, f"{key}_s"):
+            setting = SETTINGS.get(table, {}).get(name)
+            if setting is None or (setting.heading is not None and setting.default is not False):
+                continue
+            if setting.kind == "switch":
+                value = "false" if option.startswith("--no-") else "true"
+            elif setting.kind == "texts":
+                value = to_toml([value])
+            line = f"--config {shell_line(f'{table}.{name}={value}')}"
+            return f"it is a key of the table [{table}] of badcjobs.toml", line
     return None
 
 
 def _key_of(option: str) -> str:
     """Return the key of a setting that an option would have."""
     return option.removeprefix("--").removeprefix("no-").replace("-", "_")
-
-
-def _with_dashes(words: Sequence[str], refused: str) -> str:
-    """Return a command line with all its options of run after --, ready to paste."""
-    at = words.index("--") if "--" in words else len(words)
-    own: list[str] = []
-    moved: list[str] = []
-    waiting = False
-    for word in words[:at]:
-        name = word.partition("=")[0]
-        setting = SETTINGS["run"].get(_key_of(name))
-        shared = name in ("--out", "--root") and name != refused  # options of this command too
-        of_run = name.startswith("--") and setting is not None and bool(setting.heading) and not shared
-        (moved if of_run or waiting else own).append(word)
-        waiting = of_run and setting is not None and setting.kind != "switch" and name == word
-    return shell_line("badcjobs", *own, "--", *moved, *words[at + 1 :])
 
 
 def given_value(names: Sequence[str], words: Sequence[str]) -> str | None:
@@ -226,7 +209,7 @@ def refuse_data(targets: Sequence[Target], inputs: Iterable[Path] = (), *, whate
 
     ``whatever_it_holds``: protect only the files of a run; another database may be replaced.
     """
-    given = [Path(os.path.realpath(path)) for path in inputs]
+    inputs = [Path(os.path.realpath(path)) for path in inputs]
     taken: dict[Path, str] = {}
     for option, path, instead in targets:
         if path is None or is_stdout(path):
@@ -234,7 +217,9 @@ def refuse_data(targets: Sequence[Target], inputs: Iterable[Path] = (), *, whate
         place = Path(os.path.realpath(path))
         if place.exists() and not place.is_file() and not place.is_dir():
             continue  # a pipe or a device stores nothing
-        why = f"{taken[place]} names it as well" if place in taken else _why_protected(place, given)
+        why = _why_protected(place, inputs)
+        if place in taken:
+            why = f"{taken[place]} names it as well"
         if why is None and not whatever_it_holds:
             why = _why_by_content(place)
         if why is not None:
@@ -244,16 +229,13 @@ def refuse_data(targets: Sequence[Target], inputs: Iterable[Path] = (), *, whate
 
 def _why_protected(place: Path, inputs: Iterable[Path]) -> str | None:
     """Return why a file is protected by its place; None: it is not."""
-    if place.is_file() and any(one.exists() and place.samefile(one) for one in inputs):
+    if place.is_file() and any(path.exists() and place.samefile(path) for path in inputs):
         return "this command, or its run, reads it"
-    for above in (place, *place.parents):
-        if above.name in _FOLDERS_OF_A_RUN and _is_run(above.parent):
-            return _FOLDERS_OF_A_RUN[above.name].format(above.parent)
-    return f"it belongs to the run {place.parent}" if place.name in _OF_A_RUN and _is_run(place.parent) else None
-
-
-def _is_run(folder: Path) -> bool:
-    return any((folder / name).exists() for name in _SIGNS_OF_A_RUN)
+    for folder in place.parents:
+        inside = place.relative_to(folder).parts[0]
+        if inside in _OF_A_RUN and any((folder / sign).exists() for sign in _SIGNS_OF_A_RUN):
+            return f"it belongs to the run {folder}"
+    return None
 
 
 def _why_by_content(place: Path) -> str | None:
@@ -271,10 +253,15 @@ def _why_by_content(place: Path) -> str | None:
 
 def sources_of(job: Path) -> list[Path]:
     """Return the source files of a run, if they are known; ``job``: its folder or database."""
-    folder = job if is_there(job) and job.is_dir() else job.absolute().parent
-    run = RunFolder(folder.parent if folder.name == "tasks" else folder)
+    folder = job.absolute().parent
+    if is_there(job) and job.is_dir():
+        folder = job
+    if folder.name == "tasks":
+        folder = folder.parent
     try:
-        frozen = FrozenRun.read(run.run_toml)
+        frozen = FrozenRun.read(RunFolder(folder).run_toml)
     except BadInput:
         return []
-    return [Path(source) for source in (frozen.settings.get("source", ()) if frozen else ())]
+    if frozen is None:
+        return []
+    return [Path(source) for source in frozen.settings.get("source", ())]

@@ -182,7 +182,8 @@ class Pace:
         """Report the amount done, and its rows; ``what`` replaces the name of the amount."""
         now_s = time.monotonic()
         if not self._started_s:
-            self._started_s, self._next_s = now_s, now_s + self._every_s
+            self._started_s = now_s
+            self._next_s = now_s + self._every_s
         if now_s < self._next_s or done == of:  # the result follows
             return
         spent_s = now_s - self._started_s

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import signal
 import sys
 import textwrap
@@ -242,20 +241,14 @@ def _print_error(error: BadcjobsError, debug: bool) -> int:
 
 def _convert_usage_error(error: Any) -> BadcjobsError:
     """Convert a usage error of click to BadInput; for an option that has moved, with the line to paste."""
-    from badcjobs.cli.options import explain_moved_option, given_value
+    from badcjobs.cli.options import explain_moved_option
 
-    named = next((word for word in sys.argv[1:] if word in BY_NAME), None)
-    command = " ".join(filter(None, ["badcjobs", named]))
-    value = given_value(getattr(getattr(error, "param", None), "opts", ()), sys.argv[1:])
+    command = next((word for word in sys.argv[1:] if word in BY_NAME), "")
     message = " ".join(error.format_message().split())  # a list of choices comes with tabs and lines
-    wrong = re.fullmatch(r"Invalid value for '([\w-]+)': '(.*)' is not a valid (int|float)\w*\.", message)
-    if wrong:
-        kind = "a whole number" if wrong[3] == "int" else "a number"
-        message = f"{wrong[1]} {wrong[2]} must be {kind}"
-    if "No such option" in message:
-        moved = explain_moved_option(error.option_name, sys.argv[1:], named or "")
-        if moved:
-            return BadInput(f"No such option: {error.option_name}", why=moved[0], fix=moved[1])
-    if value is not None and value not in message:
-        message = f"{message} (given: {value})"
-    return BadInput(message, fix=f"{command} --help")
+    for word, plain_word in (("valid int", "whole number"), ("valid float", "number"), ("number range", "number")):
+        message = message.replace(word, plain_word)
+    option = getattr(error, "option_name", None)
+    moved = option and explain_moved_option(option, sys.argv[1:], command)
+    if moved:
+        return BadInput(f"No such option: {option}", why=moved[0], fix=moved[1])
+    return BadInput(message, fix=" ".join(filter(None, ["badcjobs", command, "--help"])))

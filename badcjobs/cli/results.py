@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -54,27 +54,41 @@ def merge(
     from badcjobs.cluster.scheduler import QueueReader
     from badcjobs.cluster.slurm import Slurm
     from badcjobs.planning.site import find_billing
-    from badcjobs.report.job import default_target, finish_job, job_title
-    from badcjobs.report.text import removal_text, summary_text
+    from badcjobs.report.job import default_target, finish_job
     from badcjobs.store.merge import MergeOrder
 
     log_to_stderr()
     project = read_project(context)
-    given = inputs or [find_run(None, project, "merge")]
-    order = MergeOrder(given, out or default_target(given), mix, progress=Pace("task databases merged"), tell=remark)
+    places = inputs or [find_run(None, project, "merge")]
+    order = MergeOrder(places, out or default_target(places), mix, progress=Pace("task databases merged"), tell=remark)
     billing = find_billing(project, Path.cwd())
-    how: dict[str, Any] = {"remove_merged": remove_merged, "readings": json_wanted, "billing": billing}
-    queue = QueueReader(Slurm(), SystemClock())
-    job = finish_job(order, SystemClock(), reading_source=Pace(ROWS), ask_queue=queue, **how)
+    job = finish_job(
+        order,
+        SystemClock(),
+        reading_source=Pace(ROWS),
+        ask_queue=QueueReader(Slurm(), SystemClock()),
+        remove_merged=remove_merged,
+        readings=json_wanted,
+        billing=billing,
+    )
     if json_wanted:
         print_json({**job.to_dict(streamed=True), "why_no_report": job.why_no_report})
     else:
-        more = [files_text(job)]
-        more += [] if job.removed is None else [removal_text(job.removed.removed, job.removed.left, text_width())]
-        title = job_title(job.database)
-        say(summary_text(job.summary, title, colour=colour_wanted(), more=more, width=text_width()), painted=True)
+        _say_merged(job)
     # A second copy of a task is no loss.
     return ExitCode.DATABASE if any(file.lost_something for file in job.merged.files) else ExitCode.DONE
+
+
+def _say_merged(job: FinishedJob) -> None:
+    """Print the summary of a merged job, with its files."""
+    from badcjobs.report.job import job_title
+    from badcjobs.report.text import removal_text, summary_text
+
+    more = [files_text(job)]
+    if job.removed is not None:
+        more.append(removal_text(job.removed.removed, job.removed.left, text_width()))
+    title = job_title(job.database)
+    say(summary_text(job.summary, title, colour=colour_wanted(), more=more, width=text_width()), painted=True)
 
 
 def files_text(job: FinishedJob) -> str:
@@ -115,29 +129,29 @@ def report(
         ("--markdown", markdown, "report.md"),
         ("--prometheus", prometheus, "report.prom"),
     )
-    to_stdout = ["--json"] if json_wanted else []
-    to_stdout += [f"{option} {path}" for option, path, _ in targets if is_stdout(path)]
+    to_stdout = [f"{option} {path}" for option, path, _ in targets if is_stdout(path)]
+    if json_wanted:
+        to_stdout.append("--json")
     if len(to_stdout) > 1:
-        again = f"badcjobs report {shell_line(job)} {to_stdout[0]}   (and the others into files)"
+        fix = f"badcjobs report {shell_line(job)} {to_stdout[0]}   (and the others into files)"
         what = f"{' and '.join(to_stdout)} cannot be printed together"
-        raise BadInput(what, why="stdout holds one document", fix=again)
+        raise BadInput(what, why="stdout holds one document", fix=fix)
     inputs = [job, *sources_of(job)]
     if compare is not None:
         inputs += [compare, *sources_of(compare)]
     refuse_data(targets, inputs)
-    queue, readings = QueueReader(Slurm(), SystemClock()), json_wanted or prometheus is not None
+    queue = QueueReader(Slurm(), SystemClock())
+    readings = json_wanted or prometheus is not None
     billing = find_billing(project, Path.cwd())
-    with report_job(job, SystemClock(), compare, Pace(ROWS), queue, readings=readings, billing=billing) as found:
-        for path, make in ((html, found.to_html), (markdown, found.to_markdown), (prometheus, found.to_prometheus)):
+    with report_job(job, SystemClock(), compare, Pace(ROWS), queue, readings=readings, billing=billing) as forms:
+        for path, make in ((html, forms.to_html), (markdown, forms.to_markdown), (prometheus, forms.to_prometheus)):
             if path is not None:
                 _write(path, make())
-                if not is_stdout(path):
-                    remark(f"{path} is written")
     if json_wanted:
-        print_json(found.to_dict(streamed=True))
+        print_json(forms.to_dict(streamed=True))
     elif not to_stdout:
-        say(found.to_text(colour=colour_wanted(), width=text_width()), painted=True)
-    return ExitCode.DATABASE if found.lossy_files else ExitCode.DONE
+        say(forms.to_text(colour=colour_wanted(), width=text_width()), painted=True)
+    return ExitCode.DATABASE if forms.lossy_files else ExitCode.DONE
 
 
 def _write(path: Path, text: str | Iterable[str]) -> None:
@@ -149,6 +163,7 @@ def _write(path: Path, text: str | Iterable[str]) -> None:
         return
     try:
         write_whole(path, text)
+        remark(f"{path} is written")
     except BadInput as error:
         if not isinstance(error.__cause__, BrokenPipeError):
             raise
@@ -183,37 +198,28 @@ def export(
     project = read_project(context)
     job = find_run(source, project, "export")
     to_stdout = is_stdout(out)
-    named = form or form_of(out, several=by_study_area or len(table or ()) > 1 or "all" in (table or ()))
+    tables = tuple(table or ())
+    named = form or form_of(out, several=by_study_area or len(tables) > 1 or "all" in tables)
     instead = f"export.{named}" if out.suffix and named in ENDINGS.values() else "exported"
-    inputs = [job, *sources_of(job)]
-    if project.file is not None:
-        inputs.append(project.file)
-    refuse_data([("--out", out, instead)], inputs)
-    listed = tuple(dict.fromkeys(word.strip() for word in (species or "").split(",") if word.strip()))
+    refuse_data([("--out", out, instead)], [job, *sources_of(job), *filter(None, [project.file])])
+    listed = tuple(dict.fromkeys(name.strip() for name in (species or "").split(",") if name.strip()))
     order = ExportOrder(
         job,
         named,
         None if to_stdout else out,
-        tuple(table or ()),
+        tables,
         by_study_area,
         () if species is None else listed or ("",),
         min_score,
         project.patterns,
         project.time_zone,
     )
-    pace = Pace("rows", 1.0 if sys.stderr.isatty() else 10.0)
-
-    def tell(table: str, rows: int, of: int | None) -> None:
-        if of is not None and not rows:
-            remark(f"{count(of, 'chunk file')} will be written to {out}, one for each chunk that is done or failed")
-        words = ROWS if table == "source" else f"rows of {table} written"
-        pace(rows, of, what=words if of is None else "chunk files written")
-
     try:
-        written, notes = carry_out(order, sys.stdout.buffer, tell)
+        written, notes = carry_out(order, sys.stdout.buffer, _tell_progress(out))
         sys.stdout.flush()
-        for file in () if to_stdout else written:
-            say(f"{file.path}: {count(file.rows, 'row')} ({file.table})")
+        if not to_stdout:
+            for file in written:
+                say(f"{file.path}: {count(file.rows, 'row')} ({file.table})")
     except OSError as error:  # of stdout
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # no error at exit
         if isinstance(error, BrokenPipeError):
@@ -228,3 +234,20 @@ def export(
     elif not to_stdout:
         say_next("badcjobs", "guide", "export", note="how to read it")
     return 0
+
+
+def _tell_progress(out: Path) -> Callable[[str, int, int | None], None]:
+    """Return a function that prints the progress of an export: its table, the rows done, and of how many."""
+    from badcjobs.words import count
+
+    pace = Pace("rows", 1.0 if sys.stderr.isatty() else 10.0)
+
+    def tell(table: str, rows: int, of: int | None) -> None:
+        if of is None:
+            pace(rows, what=f"rows of {table}")
+            return
+        if not rows:
+            remark(f"{count(of, 'chunk file')} will be written to {out}, one for each chunk that is done or failed")
+        pace(rows, of, what="chunk files written")
+
+    return tell

@@ -22,7 +22,7 @@ from badcjobs.errors import ExitCode
 from badcjobs.live.text_fit import GAP, bar, finished
 from badcjobs.paths import user_cache
 from badcjobs.settings import RunSettings
-from badcjobs.task.progress import TaskProgress
+from badcjobs.task.progress import DeviceWorkNow, TaskProgress
 from badcjobs.words import count, duration, plain, speed
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ _NO_CURSOR = ("", "dumb", "unknown")  # terminals that cannot redraw a line
 _WIDEST = 100  # lines shorter than the window do not wrap when it shrinks
 _NARROW = 60
 _LONGEST_LABEL = 28
-_SHORTEST_NAME = 12  # a shorter part of a chunk's name is useless
 
 
 @with_settings("run")
@@ -145,38 +144,49 @@ class ProgressBars:
 def bar_rows(work: TaskProgress, *, columns: int, lines: int, ascii_only: bool = False) -> list[Text]:
     """Return a line for each device and one for all, with aligned bars.
 
-    In a narrow terminal the last parts are left out, in one with few lines the last devices.
+    In a narrow terminal the ends of the lines are cut, in one with few lines the last devices are left out.
     """
     width = max(1, min(columns - 1, _WIDEST))
-    share = work.chunks_settled / work.chunks_total if work.chunks_total else 1.0
+    share = 1.0
+    if work.chunks_total:
+        share = work.chunks_settled / work.chunks_total
     # Devices share one queue: the bar of the fastest device equals that of the task, and one that hangs falls behind.
     most = max((device.done for device in work.devices), default=0) or 1
-    only_retries = work.retrying and work.chunks_total - work.chunks_settled <= work.retrying
-    pause = "waiting for a retry" if only_retries else "" if work.chunks_settled or work.retrying else "starting"
-    said = []
+    bars = []
     for device in work.devices[: max(0, lines - 3)]:
-        label = device.label.split("  ")[0] if width < _NARROW else device.label
-        seconds = device.audio_done_s / work.elapsed_s if device.audio_done_s > 0 and work.elapsed_s > 0 else None
-        doing = ", ".join(device.working_on) or pause
-        said.append((label, share * device.done / most, [count(device.done, "chunk"), speed(seconds)], doing))
-    rests = [f"{work.retrying:,} to retry"] if work.retrying else []
-    end = [f"ETA {duration(work.eta_s)}"] if work.eta_s is not None or not rests else rests
-    failed = [f"{work.failed:,} failed"] if work.failed else []
-    of_all = [f"{work.chunks_settled:,}/{work.chunks_total:,}", *end, speed(work.rate), *failed]
-    said.append(("all", share, of_all if end is rests else [*of_all, *rests], ""))
-    of_labels = min(_LONGEST_LABEL, width // 3, max(cell_len(plain(label)) for label, *_ in said))
-    of_bars = width // 5
-    room = width - of_labels - of_bars - 2
+        label = device.label
+        if width < _NARROW:
+            label = label.partition("  ")[0]  # without its model
+        bars.append((plain(label), share * device.done / most, _device_text(device, work)))
+    bars.append(("all", share, _text_of_all(work)))
+
+    label_width = min(_LONGEST_LABEL, width // 3, max(cell_len(label) for label, _, _ in bars))
     rows = []
-    for label, filled, texts, name in said:
-        shown = [*texts]
-        while len(shown) > 1 and cell_len(GAP.join(shown)) > room:
-            shown.pop()
-        left = room - cell_len(GAP.join(shown)) - len(GAP)
-        if name and len(shown) == len(texts) and left >= min(_SHORTEST_NAME, cell_len(name)):
-            shown.append(name)
-        name_of_row = Text(plain(label))
-        name_of_row.truncate(of_labels, overflow="ellipsis", pad=True)
-        row = Text.assemble(name_of_row, f" {bar(filled, of_bars)} {GAP.join(shown)}")
+    for label, filled, text in bars:
+        name = Text(label)
+        name.truncate(label_width, overflow="ellipsis", pad=True)
+        row = Text.assemble(name, f" {bar(filled, width // 5)} ", text)
         rows.append(finished(row, width, ascii_only=ascii_only))
     return rows
+
+
+def _device_text(device: DeviceWorkNow, work: TaskProgress) -> str:
+    """Return what a device has done and does now."""
+    rate = None
+    if device.audio_done_s > 0 and work.elapsed_s > 0:
+        rate = device.audio_done_s / work.elapsed_s
+    parts = [count(device.done, "chunk"), speed(rate)]
+    if device.working_on:
+        parts.append(", ".join(device.working_on))
+    elif not work.chunks_settled:
+        parts.append("starting")
+    return GAP.join(parts)
+
+
+def _text_of_all(work: TaskProgress) -> str:
+    parts = [f"{work.chunks_settled:,}/{work.chunks_total:,}", f"ETA {duration(work.eta_s)}", speed(work.rate)]
+    if work.failed:
+        parts.append(f"{work.failed:,} failed")
+    if work.retrying:
+        parts.append(f"{work.retrying:,} to retry")
+    return GAP.join(parts)

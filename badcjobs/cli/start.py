@@ -29,13 +29,16 @@ from badcjobs.errors import BadcjobsError, BadInput
 from badcjobs.paths import shell_line
 
 if TYPE_CHECKING:
-    import random
-
+    from badcjobs.cluster.templates import Template
+    from badcjobs.task.startup import World
 
 _RATE = 8000
 _CHUNK_S = 30
-_RECORDINGS, _CHUNKS_EACH = 6, 16
-_TASKS, _GPUS, _GPUS_PER_TASK = 4, 4, 2
+_RECORDINGS = 6
+_CHUNKS_EACH = 16
+_TASKS = 4
+_GPUS = 4
+_GPUS_PER_TASK = 2
 _BURN_S = 0.1
 _PROJECT = f"""# The settings of this demo. Continue it with: badcjobs run --config badcjobs.toml
 [run]
@@ -60,48 +63,68 @@ def demo(
     Example:
       badcjobs demo --out first-look
     """
-    from itertools import chain, count
-
     from badcjobs.cli.results import files_text
     from badcjobs.cluster.local import emulate_order
     from badcjobs.cluster.local_array import LocalSettings
-    from badcjobs.devices.allocation import ALLOCATED
     from badcjobs.model import ArrayOrder, StandIn
-    from badcjobs.paths import RunFolder
     from badcjobs.processes import last_lines
     from badcjobs.report.document import document_of
     from badcjobs.report.text import summary_text
 
-    names = map(Path, chain(["badcjobs-demo"], (f"badcjobs-demo-{number}" for number in count(2))))
-    folder = out or next(name for name in names if not name.exists())  # a second demo starts afresh
+    folder = out or _new_folder()
     if folder.exists():
         remark(f"{folder} exists: chunks that are done stay done; without --out a new folder is made")
     remark("making audio, then running an array of 4 tasks on 4 simulated GPUs (about 10 s) …")
-    world = read_world()
-    apart = {name: value for name, value in world.environ.items() if not name.startswith(ALLOCATED)}
-    world = replace(world, environ=apart)  # the GPUs of the job that it runs in, if any, are not its own
+    world = _world_of_demo()
     place = world.cwd / folder
-    RunFolder(place).create()
-    project = place / "badcjobs.toml"
-    project.write_text(_PROJECT.format(source=make_audio(place / "audio").relative_to(place)), encoding="utf-8")
-    arguments = ("run", f"--config={project}", f"--out={place}")
+    arguments = ("run", f"--config={_write_project(place)}", f"--out={place}")
     order = ArrayOrder(place, arguments, _TASKS, gpus_per_task=_GPUS_PER_TASK, time_min=10, name="demo")
-    done = emulate_order(order, LocalSettings(StandIn(simulate=_GPUS)), world, lambda line: None)
-    if done.job is None or done.exit_code not in (0, 130):
-        bad = next(row for row in done.rows if row.exit_code != 0)
+    end = emulate_order(order, LocalSettings(StandIn(simulate=_GPUS)), world, lambda line: None)
+    if end.job is None or end.exit_code not in (0, 130):
+        bad = next(row for row in end.rows if row.exit_code != 0)
         raise BadcjobsError(
             f"demo task {bad.index} ended with exit code {bad.exit_code}",
             why=last_lines(bad.log) if bad.log.exists() else bad.note,
             fix=shell_line("cat", bad.log),
         )
     if json_wanted:
-        print_json(document_of(done.job.summary))
-        return done.exit_code
-    more = [f"  each task   {shell_line('badcjobs', *arguments)}", files_text(done.job)]
-    say(
-        summary_text(done.job.summary, folder.name, colour=colour_wanted(), more=more, width=text_width()), painted=True
+        print_json(document_of(end.job.summary))
+        return end.exit_code
+    more = [f"  each task   {shell_line('badcjobs', *arguments)}", files_text(end.job)]
+    text = summary_text(end.job.summary, folder.name, colour=colour_wanted(), more=more, width=text_width())
+    say(text, painted=True)
+    return end.exit_code
+
+
+def _new_folder() -> Path:
+    """Return the first free name, so that a second demo starts afresh."""
+    folder = Path("badcjobs-demo")
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = Path(f"badcjobs-demo-{number}")
+    return folder
+
+
+def _world_of_demo() -> World:
+    """Return the world without the GPUs of a job that the demo may run in."""
+    from badcjobs.devices.allocation import ALLOCATED
+
+    world = read_world()
+    return replace(
+        world, environ={name: value for name, value in world.environ.items() if not name.startswith(ALLOCATED)}
     )
-    return done.exit_code
+
+
+def _write_project(place: Path) -> Path:
+    """Create the run folder with audio and a project file; return its path."""
+    from badcjobs.paths import RunFolder
+
+    RunFolder(place).create()
+    project = place / "badcjobs.toml"
+    manifest = make_audio(place / "audio").relative_to(place)
+    project.write_text(_PROJECT.format(source=manifest), encoding="utf-8")
+    return project
 
 
 def make_audio(folder: Path) -> Path:
@@ -112,18 +135,18 @@ def make_audio(folder: Path) -> Path:
     import csv
     import random
 
-    manifest, rows = folder / "manifest.csv", [_HEADER]
+    manifest = folder / "manifest.csv"
     if manifest.exists():
         return manifest
+    rows = [_HEADER]
     folder.mkdir(parents=True, exist_ok=True)
-    chance = random.Random(2026)
-    noise = array("h", (chance.randint(-400, 400) for _ in range(_RATE * _CHUNK_S)))
+    noise = array("h", random.Random(2026).choices(range(-400, 401), k=_RATE * _CHUNK_S))
     for recording in range(1, _RECORDINGS + 1):
         site = f"site{recording:02d}"
         for chunk in range(_CHUNKS_EACH):
             start_s = chunk * _CHUNK_S
             path = (folder / f"{site}_{start_s:04d}.wav").absolute()
-            _write_chunk(path, noise, chance)
+            _write_chunk(path, noise, chirps=(recording + chunk) % 4)
             end_ms = (start_s + _CHUNK_S) * 1000
             rows.append((site, f"{site}_c{chunk:03d}", str(path), f"{start_s * 1000}", f"{end_ms}", "0", "", ""))
     with manifest.open("w", newline="", encoding="utf-8") as file:
@@ -131,16 +154,15 @@ def make_audio(folder: Path) -> Path:
     return manifest
 
 
-def _write_chunk(path: Path, noise: array[int], chance: random.Random) -> None:
-    """Write one chunk: the noise, and now and then a chirp."""
+def _write_chunk(path: Path, noise: array[int], chirps: int) -> None:
+    """Write one chunk: the noise with some chirps of a third of a second in it."""
     import wave
 
     samples = array("h", noise)
-    for _ in range(chance.randint(0, 3)):
-        start = chance.randrange(0, len(samples) - _RATE)
-        pitch = chance.uniform(0.9, 2.2)
-        length = chance.randrange(_RATE // 5, _RATE // 2)
-        samples[start : start + length] = array("h", (int(16_000 * math.sin(i * pitch)) for i in range(length)))
+    chirp = array("h", (int(16_000 * math.sin(1.5 * number)) for number in range(_RATE // 3)))
+    for number in range(chirps):
+        start = (4 + 9 * number) * _RATE
+        samples[start : start + len(chirp)] = chirp
     with wave.open(str(path), "wb") as audio:
         audio.setnchannels(1)
         audio.setsampwidth(2)
@@ -192,7 +214,7 @@ def read_topic(topic: str) -> str:
     if topic not in PAGES:
         raise BadInput(f"there is no page {topic!r}", why="pages are " + ", ".join(PAGES), fix="badcjobs guide")
     text = (folder("guide") / f"{topic}.md").read_text(encoding="utf-8")
-    made = {
+    generated = {
         "{{tables}}": lambda: _sections(views=False),
         "{{views}}": lambda: _sections(views=True),
         "{{folder:templates}}": lambda: str(folder("templates")),
@@ -202,7 +224,7 @@ def read_topic(topic: str) -> str:
         "{{report keys}}": lambda: import_module("badcjobs.report.job").list_keys(),
         "{{metrics}}": metrics_text,
     }
-    for placeholder, make in made.items():
+    for placeholder, make in generated.items():
         if placeholder in text:  # imports only what this page needs
             text = text.replace(placeholder, make())
     return text.rstrip()
@@ -250,13 +272,16 @@ def settings_text() -> str:
     lines = []
     for table, settings in SETTINGS.items():
         lines += ["", f"## [{table}]" if table else "## At the top", ""]
-        for key, one in settings.items():
+        for key, setting in settings.items():
             if key in OPTIONS_ONLY:
                 continue
-            about = one.help if one.help.endswith("...") else one.help.rstrip(".")
-            if " [" not in about and one.default not in (None, ()):
-                about += f" [{one.default:g}]" if isinstance(one.default, float) else f" [{to_toml(one.default)}]"
-            lines.append(f"    {f'{key} *' if one.heading else key:<21} {about}")
+            about = setting.help
+            if not about.endswith("..."):
+                about = about.rstrip(".")
+            if " [" not in about and setting.default not in (None, ()):
+                about += f" [{to_toml(setting.default).removesuffix('.0')}]"
+            star = " *" if setting.heading else ""
+            lines.append(f"    {key + star:<21} {about}")
     return "\n".join(lines).strip()
 
 
@@ -270,11 +295,11 @@ def metrics_text() -> str:
     lines = []
     for labels, metrics in groupby(METRICS, lambda metric: metric.labels[: len(metric.labels) - len(metric.by)]):
         lines += ["", f"Labels: {', '.join(labels)}", ""]
-        for one in metrics:
-            notes = [one.unit, *(f"by {label}" for label in one.by)]
-            if one.where != BOTH:
-                notes.append(f"only in {one.where}")
-            lines.append(f"    {one.name:<{width}}  {one.help} ({', '.join(notes)})")
+        for metric in metrics:
+            notes = [metric.unit, *(f"by {label}" for label in metric.by)]
+            if metric.where != BOTH:
+                notes.append(f"only in {metric.where}")
+            lines.append(f"    {metric.name:<{width}}  {metric.help} ({', '.join(notes)})")
     return "\n".join(lines).strip()
 
 
@@ -292,9 +317,9 @@ def init(
     from badcjobs.planning.site import find_here, project_text
     from badcjobs.project import NAME
 
-    found, values = find_here(environ(), Path.cwd(), site)
+    findings, values = find_here(environ(), Path.cwd(), site)
     write_new(Path(NAME), project_text(values), f"less {NAME}")
-    say("\n".join([f"{NAME} is written", *(f"  {name:<9} {words}" for name, words in found)]))
+    say("\n".join([f"{NAME} is written", *(f"  {name:<9} {text}" for name, text in findings)]))
     say_next("badcjobs", "check", "SOURCE", note="after editing it")
     return 0
 
@@ -313,7 +338,7 @@ def template(
     Example:
       badcjobs template sockeye-array --set account=st-lab-1-gpu -o job.sbatch
     """
-    from badcjobs.cluster.templates import fill_template, list_templates, write_new
+    from badcjobs.cluster.templates import fill_template, write_new
     from badcjobs.planning.resolve_submit import complete as complete_options
     from badcjobs.planning.site import find_site
     from badcjobs.settings import SubmitSettings
@@ -321,17 +346,13 @@ def template(
     if name is None:
         if settings or out:
             raise BadInput("which template? NAME is missing", fix="badcjobs template")
-        shelf = list_templates()
-        width = max(len(one.name) for one in shelf)
-        rows = "\n".join(f"  {one.name:<{width}}  {one.about}" for one in shelf)
-        text = f"Templates, to fill in with --set KEY=VALUE:\n\n{rows}\n\nnext: badcjobs template array -o job.sbatch"
-        answer(json_wanted, {"templates": [one.to_dict() for one in shelf]}, text)
+        _list_templates(json_wanted)
         return 0
     complete = bool(settings) or out is not None  # else it is only looked at
     project = read_project(context, "submit")
     site = find_site(project.site, Path.cwd(), "--config site=")
 
-    def request(options: SubmitSettings, *, fit: bool) -> SubmitSettings:
+    def request(options: SubmitSettings, fit: bool) -> SubmitSettings:
         if fit and site.node_gpus:
             options = replace(options, gpus_per_task=min(options.gpus_per_task or 1, site.node_gpus))
         return complete_options(options, project, {}, site, environ(), Path.cwd())
@@ -343,13 +364,31 @@ def template(
     if json_wanted:
         print_json({**filled.to_dict(), "text": filled.text, "file": None if out is None else str(out)})
         return 0
+    _say_filled(filled, out)
+    return 0
+
+
+def _say_filled(filled: Template, out: Path | None) -> None:
+    """Print the script, or where it is, and the next command."""
+    if filled.open:
+        remark(f"still open, to edit or to give in sbatch --export: {', '.join(filled.open)}")
     if out is None:
         print_document(filled.text.rstrip("\n"))
         remark(f"next: {shell_line(*this_command('--out=job.sbatch'))}")
-    else:
-        say(f"{out} is written")
+        return
+    say(f"{out} is written")
     if filled.open:
-        remark(f"still open, to edit or to give in sbatch --export: {', '.join(filled.open)}")
-    if out is not None:
-        say_next(*(("badcjobs", "check") if filled.open else ("sbatch",)), out)
-    return 0
+        say_next("badcjobs", "check", out)
+    else:
+        say_next("sbatch", out)
+
+
+def _list_templates(json_wanted: bool) -> None:
+    from badcjobs.cluster.templates import list_templates
+
+    templates = list_templates()
+    width = max(len(template.name) for template in templates)
+    rows = [f"  {template.name:<{width}}  {template.about}" for template in templates]
+    ending = ["", "next: badcjobs template array -o job.sbatch"]
+    text = "\n".join(["Templates, to fill in with --set KEY=VALUE:", "", *rows, *ending])
+    answer(json_wanted, {"templates": [template.to_dict() for template in templates]}, text)

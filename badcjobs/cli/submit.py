@@ -52,7 +52,6 @@ from badcjobs.cluster.slurm import Slurm
 from badcjobs.cluster.submit import SubmitResult, find_record, plan_what_is_left, submit_or_find
 from badcjobs.cluster.wait_for_job import evaluate_job, follow
 from badcjobs.devices.allocation import is_in_slurm, without_job
-from badcjobs.errors import BadInput
 from badcjobs.model import StandIn
 from badcjobs.paths import shell_line
 from badcjobs.planning.resolve_submit import ResolvedSubmit, SubmitWish, bill_lines, resolve_submit
@@ -131,15 +130,13 @@ def _submit_to_slurm(resolved: ResolvedSubmit, how: SubmitFlags) -> int:
     every_s = poll_s(POLL_S)
     plan = resolved.plan
     if how.again:
-        plan = plan_what_is_left(plan, clock, keep=not how.dry_run)
+        plan = plan_what_is_left(plan, clock)
     if plan.finished is not None:
         return _report_slurm_end({}, plan.finished, plan.finished.verdict, (), how)
     if how.dry_run:
         record = find_record(plan, again=how.again)
         if record is not None:
             remark(f"{plan.order.out} already has job {record.job.job_id}: this command would submit nothing")
-        elif plan.idle:
-            remark(plan.notes["tasks"])
         for line in bill_lines(resolved, os.environ, Path.cwd()):
             remark(line)
         return _show_scripts(how, script=array_script(plan.order), merge_script=merge_script(plan.order))
@@ -147,13 +144,13 @@ def _submit_to_slurm(resolved: ResolvedSubmit, how: SubmitFlags) -> int:
         remark("--no-resume: chunks that are done will be done again")
     slurm = Slurm(BatchTask, environ=_environ_of_sbatch())
     with DelayedSignals("sbatch is submitting the job; waiting for its answer") as held:
-        result = submit_or_find(plan, slurm, clock, again=how.again, hold=held.begin)
-        facts = _facts(result)
+        submitted = submit_or_find(plan, slurm, clock, again=how.again, hold=held.begin)
+        facts = _facts(submitted)
         if not how.json_wanted:
-            say(_result_text(facts, result))
+            say(_result_text(facts, submitted))
         if held.came is not None:
-            remark(f"{held.came.name}: job {result.job.job_id} continues; the same command finds it again")
-    return _follow_up(result, facts, clock, every_s, how)
+            remark(f"{held.came.name}: job {submitted.job.job_id} continues; the same command finds it again")
+    return _follow_up(submitted, facts, clock, every_s, how)
 
 
 def _follow_up(result: SubmitResult, facts: Facts, clock: Clock, every_s: float, how: SubmitFlags) -> int:
@@ -195,7 +192,6 @@ def _facts(result: SubmitResult) -> Facts:
         "array": order.spec,
         "tasks": len(job.indices),
         "chunks": result.plan.chunks,
-        "idle_tasks": result.plan.idle,
         "left": result.plan.left,
         "audio_looked_at": result.plan.looked_at,
         "found": result.found,
@@ -207,8 +203,7 @@ def _facts(result: SubmitResult) -> Facts:
 def _result_text(facts: Facts, result: SubmitResult) -> str:
     chunks = count(facts["chunks"], "chunk")
     if facts["left"] is not None:
-        verb = "was" if facts["left"] == 1 else "were"
-        chunks = f"the {facts['left']:,} of {chunks} that {verb} left"
+        chunks = f"what is left, {facts['left']:,} of {chunks}"
     state = "exists already" if facts["found"] else "is submitted"
     head = f"job {facts['job_id']} {state}: {count(facts['tasks'], 'array task')} for {chunks}"
     if facts["merge_job_id"]:
@@ -259,7 +254,7 @@ def _submit_here(resolved: ResolvedSubmit, devices: StandIn, how: SubmitFlags) -
     if not plan.order.only:
         settings = replace(settings, chunks=plan.chunks)
     done = emulation.emulate_order(plan.order, settings, world, remark)
-    facts = {"chunks": plan.chunks, "idle_tasks": plan.idle, "audio_looked_at": plan.looked_at}
+    facts = {"chunks": plan.chunks, "audio_looked_at": plan.looked_at}
     return _report_local_end(done, how, facts)
 
 
@@ -292,31 +287,22 @@ def _script_order(
     sources: Sequence[str], flags: Mapping[str, Any], project: Project, given: Mapping[str, Any]
 ) -> emulation.ScriptOrder:
     """Return what to run; refuse options that have no effect on a job script."""
-    script, *others = sources
-    name = shell_line(Path(script))
+    script, *audio = sources
     options = Project.parse({}, keys=project.keys).make(SubmitSettings, given, "submit")
+    sbatch_words = tuple(submit_words(options))
+    mistakes = []
     if options.cluster != "local":
-        raise BadInput(
-            f"{script} is a job script, and --cluster is slurm", why="sbatch submits a script", fix=f"sbatch {name}"
-        )
+        mistakes.append(f"{script} is a job script: submit it with sbatch, or run it here with --cluster local")
     lost = [f"[submit] {key}" for key in _NOT_FOR_SCRIPTS if f"submit.{key}" in project.keys]
     if flags.get("root") is not None:
         lost.append("--root")
     if lost:
-        raise BadInput(
-            f"{', '.join(lost)}: not with a job script",
-            why="the script itself starts badcjobs and has its own lines for this",
-            fix=f"edit {name}, or submit without it: badcjobs submit SOURCE --out DIR …",
-        )
-    if len(others) > 1:
-        raise BadInput(
-            f"{len(others)} sources, but a job script takes one",
-            why="the script gets it in the variable SOURCE, which is one path",
-            fix="write the paths into a text file, one per line, and give that file as SOURCE",
-        )
-    words = tuple(submit_words(options))
-    if options.parallel is not None and not any(word.startswith("--array=") for word in words):
-        raise BadInput("--parallel needs --tasks if SOURCE is a job script", fix="--tasks 10 --parallel 4")
+        mistakes.append(f"{', '.join(lost)}: not with a job script, which has its own lines for this")
+    if len(audio) > 1:
+        mistakes.append(f"{len(audio)} sources: a job script takes one, such as a text file with the paths")
+    if options.parallel is not None and not any(word.startswith("--array=") for word in sbatch_words):
+        mistakes.append("--parallel needs --tasks if SOURCE is a job script")
+    refuse(mistakes, "badcjobs guide local", f"{script} cannot be run like this")
     cwd = Path.cwd()
     if project.file == find_project_file(cwd):
         project = replace(project, word=None)  # the badcjobs in the script reads it by itself
@@ -324,9 +310,9 @@ def _script_order(
     out = flags.get("out")
     return emulation.ScriptOrder(
         Path(script),
-        words,
-        source=others[0] if others else None,
-        out=None if out is None else cwd / out,
+        sbatch_words,
+        source=next(iter(audio), None),
+        out=out and cwd / out,
         arguments=tuple(project.run_words(of_run, cwd)),
     )
 
