@@ -226,7 +226,10 @@ def choose_best(cluster: Cluster, gpus: int, kind: str | None = None) -> Documen
     The best place is the fullest node with enough free GPUs, which leaves emptier nodes for larger jobs. Otherwise the
     job waits in the partition where it needs the fewest nodes and, of these, the one with the most free GPUs.
     """
-    members = {partition.name: cluster.reached(partition.name) for partition in cluster.partitions if partition.up}
+    members: dict[str, list[Node]] = {partition.name: [] for partition in cluster.partitions if partition.up}
+    for node in cluster.nodes:
+        for name in members.keys() & set(node.partitions):
+            members[name].append(node)
     free = {name: sum_gpus(nodes, kind)["free"] for name, nodes in members.items()}
 
     fitting = [node for node in cluster.nodes if node.free(kind) >= gpus]
