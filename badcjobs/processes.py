@@ -59,7 +59,7 @@ _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _EXEC_TRIES = 20
 _EXEC_S = 0.001
 _LONGEST_END_S = 300.0  # a profiler writes its report after the program has ended, and the report may be large
-_END_BYTES = 8 << 20  # read at each end of a file: all of a program; in larger models the parts with checksums
+_PROGRAM_BYTES = 8 << 20  # that are read of a program
 _ANSWER_S = 60.0  # a fork takes milliseconds
 _POLL_S = 0.01
 _CONNECT_PIPES = 'exec "$@" <"$0/in" >"$0/out"'
@@ -440,13 +440,7 @@ def fingerprint_of(files: Iterable[Path], *, content: bool = True) -> str | None
             continue
         digest.update(f"{path.name}\0{state.st_size}\0".encode(errors="replace"))
         file_exists = True
-        if not content:
-            continue
-        try:
-            with path.open("rb") as file:
-                digest.update(file.read(_END_BYTES))
-                file.seek(max(_END_BYTES, state.st_size - _END_BYTES))
-                digest.update(file.read(_END_BYTES))
-        except OSError:  # executable, but not readable
-            digest.update(str(state.st_mtime_ns).encode())
+        if content:
+            with suppress(OSError), path.open("rb") as file:  # it may be executable, but not readable
+                digest.update(file.read(_PROGRAM_BYTES))
     return digest.hexdigest()[:8] if file_exists else None

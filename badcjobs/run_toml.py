@@ -175,16 +175,10 @@ def check_against(frozen: FrozenRun, mine: FrozenRun, path: Path) -> None:
     differing = [key for key in sorted({*first, *now} - unmoved) if first.get(key) != now.get(key)]
     if not differing:
         return
-    fix = "use the same settings"
-    if any(key.startswith(_RECORDINGS) for key in differing):  # they have no option
-        fix += f" (--config={shell_line(path)} has them)"
-    fix += ", or another --out for a new run"
-    if f"{_RECORDINGS} patterns" in differing:
-        fix += "; badcjobs export --config FILE uses other patterns"
     raise BadInput(
         f"{', '.join(differing)}: different from {path}",
         why="\n".join(f"{key} was {to_toml(first.get(key))}, now {to_toml(now.get(key))}" for key in differing),
-        fix=fix,
+        fix=f"use the same settings (--config={shell_line(path)} has them), or another --out for a new run",
     )
 
 

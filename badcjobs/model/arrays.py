@@ -9,6 +9,8 @@ from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
+from badcjobs.words import count
+
 __all__ = [
     "LEAST_CPUS", "USUAL_MEMORY", "USUAL_WORKERS", "Allocation", "ArrayOrder", "ArrayShape", "AskQueue", "Billing",
     "CutShort", "JobStates", "Progress", "Queue", "Submitted", "TaskKey", "WorkerMemory", "advised_gb", "default_cpus",
@@ -242,7 +244,7 @@ class ArrayOrder:
     @property
     def indices(self) -> tuple[int, ...]:
         """The array indices to submit now."""
-        return self.only or tuple(range(self.first, self.first + self.tasks * self.step, self.step))
+        return self.only or tuple(self.shape.indices)
 
     @property
     def spec(self) -> str:
@@ -308,11 +310,9 @@ class Queue:
     def __str__(self) -> str:
         parts = []
         if self.running:
-            verb = "task runs" if self.running == 1 else "tasks run"
-            parts.append(f"{self.running:,} {verb} in Slurm")
+            parts.append(f"{count(self.running, 'task runs', 'tasks run')} in Slurm")
         if self.waiting:
-            verb = "task waits" if self.waiting == 1 else "tasks wait"
-            parts.append(f"{self.waiting:,} {verb} in the queue")
+            parts.append(f"{count(self.waiting, 'task waits', 'tasks wait')} in the queue")
         if self.waiting and self.reasons:
             parts[-1] += f" ({', '.join(self.reasons)})"
         return " and ".join(parts)

@@ -132,10 +132,14 @@ def with_slash(folder: Path | str) -> str:
 
 def locate(path: str, folders: Sequence[str]) -> str:
     """Return the absolute path of a file, without opening it: in the first folder that has it, else in the last."""
-    if path.startswith("/"):
-        return path
-    places = [folder + path.removeprefix("./") for folder in folders]
+    places = _possible_places(path, folders)
     return next((place for place in places[:-1] if os.path.lexists(place)), places[-1])
+
+
+def _possible_places(path: str, folders: Sequence[str]) -> list[str]:
+    if path.startswith("/"):
+        return [path]
+    return [folder + path.removeprefix("./") for folder in folders]
 
 
 def look_at(path: str, folders: Sequence[str], read: ReadHeader | None) -> Found | NoAudio:
@@ -143,7 +147,7 @@ def look_at(path: str, folders: Sequence[str], read: ReadHeader | None) -> Found
 
     A problem is returned as NoAudio, not raised.
     """
-    places = [path] if path.startswith("/") else [folder + path.removeprefix("./") for folder in folders]
+    places = _possible_places(path, folders)
     for place in places:
         try:
             status = os.stat(place)  # noqa: PTH116  (a Path per row doubles the time for a million rows)

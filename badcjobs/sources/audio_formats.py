@@ -12,6 +12,7 @@ MOST_CHUNKS = 1000  # recorders write a handful; a damaged file could hold milli
 _PCM = 1
 _FLOAT = 3
 CONSTANT_FRAMES = {_PCM, _FLOAT, 6, 7, 0xFFFE}  # PCM, float, A-law, µ-law, extensible: every frame has the same size
+_MOST_METADATA = 2048  # bytes that a recorder may write behind a recording without audio
 _LONGEST_FORMAT = 1024  # bytes; the longest in use has 40
 _BLOCK = 1 << 20
 
@@ -82,7 +83,7 @@ def read_wav_header(file: BinaryIO, *, compressed: bool = False) -> WavHeader:
         raise NotWav("it has no format before its data")
     there = file.seek(0, 2) - start
     # Programs that stream, and recorders that lost power, write 0 or a size of nearly 2 or 4 GiB.
-    is_streamed = promised == 0 and not _only_chunks(file, start, start + there)
+    is_streamed = promised == 0 and there > _MOST_METADATA
     is_made_up = UNKNOWN_SIZE - 0xFFFF <= promised <= UNKNOWN_SIZE or 0x7FFF0000 <= promised <= 0x80000000
     unfinished = is_streamed or (promised > there and is_made_up)
     data_bytes = there if unfinished else min(promised, there)
@@ -122,22 +123,6 @@ def _find_data(file: BinaryIO) -> tuple[bytes, int, int]:
             return format_chunk, start, long_bytes if size == UNKNOWN_SIZE else size
         file.seek(start + size + (size & 1))  # chunks start at even offsets
     raise NotWav(f"it has no data in its first {MOST_CHUNKS} chunks")
-
-
-def _only_chunks(file: BinaryIO, start: int, file_bytes: int) -> bool:
-    """Return whether only further chunks (metadata of the recorder) follow up to the end of the file."""
-    file.seek(start)
-    for _ in range(MOST_CHUNKS):
-        if start >= file_bytes:
-            return True
-        head = file.read(8)
-        if len(head) < 8 or not head[:4].strip().isalnum():
-            return False
-        size = struct.unpack("<I", head[4:])[0]
-        if start + 8 + size > file_bytes:
-            return False
-        start = file.seek(start + 8 + size + (size & 1))
-    return False
 
 
 def begins_like_audio(start: bytes) -> bool:

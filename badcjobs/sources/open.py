@@ -146,8 +146,6 @@ def open_sources(
 
     ``cutting`` defines how recordings are cut into chunks.
     """
-    if not paths:
-        raise BadInput("no SOURCE given", why="a source is a manifest, a folder of audio, or a list of either")
     if root is not None and not os.path.isdir(root):  # noqa: PTH112  (Path.is_dir raises without permission)
         why = "--root is the folder that source_paths are relative to"
         raise BadInput(f"no such folder: {root}", why=why, fix=shell_line("ls", root.parent))
