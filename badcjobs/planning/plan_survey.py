@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import TextIO
 
@@ -68,21 +69,16 @@ class Lengths:
         self._many = array("I")
 
     def add(self, length_ms: int | None, many: int = 1) -> None:
-        """Take the next chunk, or several of one length; neighbours that are equally long are kept together."""
+        """Take the next chunk, or neighbours that are equally long."""
         self.rows += many
         if length_ms is None:
             self.unknown += many
         else:
             self.known_ms += many * length_ms
             self.longest_ms = max(self.longest_ms, length_ms)
-            if not length_ms:
-                self.empty += many
-        kept_ms = _UNKNOWN if length_ms is None else min(length_ms, _LONGEST_MS)
-        if self._ms and self._ms[-1] == kept_ms:
-            self._many[-1] += many
-        else:
-            self._ms.append(kept_ms)
-            self._many.append(many)
+            self.empty += 0 if length_ms else many
+        self._ms.append(_UNKNOWN if length_ms is None else min(length_ms, _LONGEST_MS))
+        self._many.append(many)
 
     def cut(self, cutting: Cutting) -> Lengths:
         """Return those of the chunks into which these recordings are cut."""
@@ -155,51 +151,59 @@ class Survey:
     nothing_there: int = 0  # chunks that will fail: their file ends before them
     longest: list[tuple[int, str]] = field(default_factory=list)  # length and name, the longest first
     places: PlaceCounts | None = None  # None: no place is given
-    _before: tuple[str, int, int] = ("", 0, 0)  # the recording of the last chunk with audio, and where that was
+    _shown_ms: int = 0  # only longer chunks are shown
 
     def read(self, rows: Iterable[PlannedRow], kept: RowFile | None, progress: Progress) -> None:
         """Count all rows, and keep them if there is a file for them."""
+        before = ""  # the recording of the last row with audio, and where that was
+        from_ms = until_ms = 0
+        equal_ms = None
+        equal = 0  # neighbours that are equally long
         for row_number, row in enumerate(rows, 1):
-            end_ms = self._end_of(row)
-            self.cut += row.is_cut
+            start_ms, end_ms = row.start_ms, row.end_ms
+            if row.there_ms is not None and end_ms is not None and row.there_ms < end_ms:
+                end_ms = max(start_ms, row.there_ms)  # no more will be done
+                self.nothing_there += end_ms == start_ms
+            length_ms = None if end_ms is None else end_ms - start_ms
             if row.fails:
-                self.lengths.add(0)
-            elif end_ms is None:
-                self.lengths.add(None)
-                if len(self.unknown_names) < EXAMPLES:
-                    self.unknown_names.append(row.path)
+                length_ms = 0
+            if length_ms == equal_ms:
+                equal += 1
             else:
-                self.lengths.add(end_ms - row.start_ms)
-                self._note_long(end_ms - row.start_ms, row)
-                self._note_shared(row, end_ms)
+                self.lengths.add(equal_ms, equal)
+                equal_ms = length_ms
+                equal = 1
+            if length_ms is None:
+                self._note_unknown(row.path)
+            elif length_ms > self._shown_ms:
+                self._note_long(length_ms, row)
+            if end_ms is not None and not row.fails:
+                if start_ms < until_ms and row.recording_id == before:
+                    self.shared_ms += max(0, min(end_ms, until_ms) - max(start_ms, from_ms))
+                before = row.recording_id
+                from_ms = start_ms
+                until_ms = end_ms
+            self.cut += row.is_cut
             if kept is not None:
                 kept.add(row)
             if not row_number & 0xFF:  # a call for each of a million rows takes too long
                 progress(row_number)
+        self.lengths.add(equal_ms, equal)
 
-    def _end_of(self, row: PlannedRow) -> int | None:
-        """Return where a chunk ends: no later than the audio of its truncated file."""
-        end_ms = row.end_ms
-        if end_ms is None or row.there_ms is None or row.there_ms >= end_ms:
-            return end_ms
-        self.nothing_there += row.there_ms <= row.start_ms
-        return max(row.start_ms, row.there_ms)
-
-    def _note_shared(self, row: PlannedRow, end_ms: int) -> None:
-        """Count the audio that a chunk and the one before it both have."""
-        recording_id, from_ms, until_ms = self._before
-        if row.recording_id == recording_id and row.start_ms < until_ms:
-            self.shared_ms += max(0, min(end_ms, until_ms) - max(row.start_ms, from_ms))
-        self._before = row.recording_id, row.start_ms, end_ms
+    def _note_unknown(self, path: str) -> None:
+        if len(self.unknown_names) < EXAMPLES:
+            self.unknown_names.append(path)
 
     def _note_long(self, length_ms: int, row: PlannedRow) -> None:
         """Keep the name of a chunk that is longer than those that are shown."""
-        shown = self.longest
-        if len(shown) == LONGEST_SHOWN and length_ms <= shown[-1][0]:
-            return
-        shown.append((length_ms, f"{row.chunk_id} in {row.path}"))
-        shown.sort(key=lambda chunk: -chunk[0])  # of equal ones the first stay
-        del shown[LONGEST_SHOWN:]
+        self.longest.append((length_ms, f"{row.chunk_id} in {row.path}"))
+        self.longest.sort(key=lambda chunk: -chunk[0])  # of equal ones the first stay
+        del self.longest[LONGEST_SHOWN:]
+        if len(self.longest) == LONGEST_SHOWN:
+            self._shown_ms = self.longest[-1][0]
+
+
+_BEFORE_FIELDS = 5  # identity, path and times
 
 
 class RowFile:
@@ -220,8 +224,9 @@ class RowFile:
         # A row that ends where it begins is refused; without an end, the length comes from the header.
         end_ms = None if row.end_ms is None or row.end_ms <= row.start_ms else row.end_ms
         self._is_cut = self._is_cut or row.cut != ""
-        times = (row.start_ms, end_ms, row.cut)
-        self._writer.writerow((kind, row.recording_id, row.chunk_id, row.path, *times, *row.fields))
+        self._writer.writerow(
+            (kind, row.recording_id, row.chunk_id, row.path, row.start_ms, end_ms, *row.fields, row.cut, "")
+        )
 
     def clear(self) -> None:
         """Delete all rows."""
@@ -249,24 +254,30 @@ class RowFile:
     def rows(self) -> Iterator[str]:
         """Yield all rows from the first, as lines of a manifest."""
         self._file.seek(0)
-        kinds = list(self._kinds)
-        further = self._further
+        kinds = [(base, itemgetter(*self._places(columns))) for base, columns in self._kinds]
         has_root = self.root is not None
-        for kind, recording_id, chunk_id, path, start_ms, end_ms, cut, *fields in csv.reader(self._file):
-            base, columns = kinds[int(kind)]
+        for kind, *row in csv.reader(self._file):
+            base, pick = kinds[int(kind)]
             if base and not has_root:
-                path = base + path.removeprefix("./")
-            row = [recording_id, chunk_id, path, start_ms, end_ms]
-            for place in (columns.overlap_ms, columns.sha256, columns.notes):
-                row.append("" if place is None else fields[place])
-            values = {CUT: cut}
-            for name, place in zip(columns.further_names, columns.further, strict=True):
-                values[name] = fields[place]
-            row += [values.get(name, "") for name in further]
-            yield f"{_line(row)}\n"
+                row[2] = base + row[2].removeprefix("./")
+            yield f"{_line(pick(row))}\n"
+
+    def _places(self, columns: Columns) -> list[int]:
+        """Return where the fields of a shard stand in a row that was stored; its last two are CUT and an empty one."""
+        further = dict(zip(columns.further_names, columns.further, strict=True))
+        places = [*range(_BEFORE_FIELDS)]
+        for place in (columns.overlap_ms, columns.sha256, columns.notes, *map(further.get, self._further)):
+            places.append(-1 if place is None else _BEFORE_FIELDS + place)
+        if self._is_cut:
+            places[-1] = -2
+        return places
 
 
 def _line(row: Sequence[str]) -> str:
+    line = ",".join(row)
+    needs_quotes = '"' in line or "\r" in line or "\n" in line
+    if line.count(",") == len(row) - 1 and not needs_quotes:
+        return line  # the csv module takes three times as long
     text = io.StringIO(newline="")
     csv.writer(text, lineterminator="\r\n").writerow(row)
     return text.getvalue()[:-2]
