@@ -76,7 +76,7 @@ class Bench:
         self.facts: dict[str, Any] = {"arguments": sys.argv[1:], "runs": self.runs, "detections": [], "promises": []}
 
     def warm_up(self, kind: Kind) -> None:
-        """Fill the caches of the disk and of HawkEars, which is not to count for whoever comes first."""
+        """Fill the caches of the disk and of HawkEars, which is not to count for the one that comes first."""
         with tempfile.TemporaryDirectory(dir=self._folder) as folder:
             self._hawkears.analyze(HandSet(1, 1), self._files(kind, 0), Path(folder), self._meter)
 

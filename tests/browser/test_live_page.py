@@ -166,7 +166,7 @@ def test_the_page_follows_a_run_that_has_not_begun_and_says_when_the_server_is_g
         assert page.evaluate("document.cookie") == ""
         assert page.texts("#tiles dt") == ["audio done", "tasks waiting"]
         assert page.texts("#tasks th") == ["0", "1", "2"]
-        assert set(page.texts("#tasks td:nth-child(n + 5)")) == {"–", ""}  # not 0 done, 0 failed: nobody knows
+        assert set(page.texts("#tasks td:nth-child(n + 5)")) == {"–", ""}  # not 0 done, 0 failed: no one knows
         assert "no task has published anything yet" in page.texts("#remarks li")[0]
         task = TaskFile(tmp_path / "run", states={"a": "done", "b": "pending"}, ended_at_ms=None)
         task.write()

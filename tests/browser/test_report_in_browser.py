@@ -1,4 +1,4 @@
-"""report.html in a real Chromium: it says nothing on the console, asks nobody, and can be used by everybody."""
+"""report.html in a real Chromium: it says nothing on the console, makes no request, and can be used by everyone."""
 
 import json
 import re
@@ -251,7 +251,7 @@ def test_printed_it_is_dark_on_white_and_whole_without_what_only_a_screen_needs(
     assert "device-table" in [name for name, there, shown in on_screen if shown < there]
     page.evaluate("addEventListener('beforeprint', () => { window.printed = rowsShown(); }, { once: true })")
     pdf = page.print_pdf()
-    assert all(shown == there for _, there, shown in page.evaluate("printed")), "nobody unfolds a table on paper"
+    assert all(shown == there for _, there, shown in page.evaluate("printed")), "no one unfolds a table on paper"
     page.wait_for(f"JSON.stringify(rowsShown()) === JSON.stringify({json.dumps(on_screen)})")
     assert pdf.startswith(b"%PDF") and len(re.findall(rb"/Type ?/Page[\n/ ]", pdf)) >= 3
     assert page.evaluate("[...document.querySelectorAll('details')].every((one) => one.open)")

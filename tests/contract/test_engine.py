@@ -1,4 +1,4 @@
-"""What every engine promises; then what can go wrong inside each, how it is told apart, and who is blamed.
+"""What every engine promises; then what can go wrong inside each, how it is recognised, and who is blamed.
 
 HawkEars is a stand-in here, as a package and as version 1; ``tests/flow/test_hawkears_engine.py`` has the real one.
 """
@@ -118,7 +118,7 @@ class Place:
         """
         found = {}
         for process in psutil.process_iter():
-            with suppress(psutil.Error):  # gone meanwhile, or somebody else's
+            with suppress(psutil.Error):  # gone meanwhile, or someone else's
                 environ = process.environ()
                 is_parent = process.ppid() == os.getpid() and "--parent" in process.cmdline()
                 if environ.get(root.TASK_MARK) == self.mark and process.status() != psutil.STATUS_ZOMBIE:
@@ -182,7 +182,7 @@ def test_every_chunk_gets_one_answer_and_bad_audio_costs_only_itself(place, kind
     contents = {"text": b"this is not audio" * 20, "empty": b"", "half a header": b"RIFF\x24\0\0\0WAVEfm"}
     broken = [*(place.file(*one) for one in contents.items()), chunk(place.folder / "gone.wav")]
     results = feed(session, [moved, *broken[:2], *good[1:], *broken[2:]])
-    # Some may have been lost in bad company, but none is blamed, and alone they are fine.
+    # Some may have been lost in bad company, but no chunk is blamed, and alone they are fine.
     lost = [one for one in good if not results[one.chunk_id].ok]
     assert not any(results[one.chunk_id].charged for one in lost)
     results |= feed(session, lost)
@@ -224,7 +224,7 @@ RARE = {"a": {"RUGR", "STGR"}, "b": {"RUGR", "STGR", "SPGR"}, "d": {"SPGR"}}
 @pytest.mark.parametrize("kind", ["hawkears", "hawkears forked", "hawkears1"])
 def test_each_recording_is_judged_at_its_own_place_and_rarities_are_kept_apart(place, kind):
     batch = [replace(place.good(name), place=where) for name, where in WHERE.items()]
-    engine = place.engine(kind, "--threads", "2", places=True, OMP_NUM_THREADS="1")  # else none is forked
+    engine = place.engine(kind, "--threads", "2", places=True, OMP_NUM_THREADS="1")  # else no worker is forked
     engine.check()
     results = place.process(engine, batch)
     for name, result in results.items():
@@ -292,9 +292,9 @@ def test_killed_from_inside_or_outside_nothing_counts_as_done_and_the_next_sessi
         feeding.end()
         session.close()
         assert not any(result.ok for result in feeding.results)
-        told = {result.error_class for result in feeding.results} | {feeding.broken and feeding.broken.error_class}
+        reported = {result.error_class for result in feeding.results} | {feeding.broken and feeding.broken.error_class}
         expected = {"worker_died", "engine_crash", "batch_lost"} if outside else {"worker_died", "terminated"}
-        assert told - {None} <= expected and (told - {None} or not outside)
+        assert reported - {None} <= expected and (reported - {None} or not outside)
         assert place.environs() == {}
     early = place.open(place.engine(kind, slow_s=60))
     early.kill()
@@ -357,7 +357,7 @@ def test_the_worker_says_where_it_computes_finishes_what_it_began_and_ignores_si
             ready, *begun = [json.loads(worker.stdout.readline()) for _ in range(3)]
             for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
                 worker.send_signal(signum)
-            # It is told to stop, or its input ends.
+            # It is asked to stop, or its input ends.
             out, said = worker.communicate('{"stop": true}\n' if visible else None, timeout=60)
         known = {"hawkears": "2.3.0", "torch": "2.9.0+stand.in", "python": platform.python_version()}
         assert ready == {"event": "ready", "threads": 2, "holds": 4, **where, "versions": known}
@@ -498,8 +498,8 @@ def play(place, story):
             assert name in begun
             heard = [(d.start_ms, d.end_ms, d.label, d.score, d.label_name) for d in news.detections]
             heard = heard if f"!{name}" in words else bool(heard)  # in a tone, rounding decides what is heard
-            told = f"{news.audio_s} s, heard {heard}" if news.ok else f"{news.error_class} {shown(news.error)}"
-            said.append(f"{name}: {'' if news.charged else 'not charged, '}{told}")
+            reported = f"{news.audio_s} s, heard {heard}" if news.ok else f"{news.error_class} {shown(news.error)}"
+            said.append(f"{name}: {'' if news.charged else 'not charged, '}{reported}")
     except SessionBroken as broken:
         said.append(f"{broken.error_class}{' at the start' * broken.at_start}: {str(broken).splitlines()[-1]}")
     session.close()

@@ -58,7 +58,7 @@ def simulated(clock, patch, folder):
 
 
 def steered(clock, stand_in, reader, *words):
-    """A reader of a library; the stand-in for that library is told what it does not support and whom it has lost."""
+    """A reader of a library; the stand-in for that library is given what it does not support and whom it has lost."""
 
     def opened(*unsupported):
         stand_in.set(unsupported=",".join(f"{call}:1" for call in unsupported))

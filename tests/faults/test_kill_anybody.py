@@ -1,4 +1,4 @@
-"""A fault campaign over one run: kill -9 of whoever is there, at any moment, until the run says that it is done.
+"""A fault campaign over one run: kill -9 of any process, at any moment, until the run says that it is done.
 
 By hand: pytest tests/faults --count 100 -s
 """
@@ -24,7 +24,7 @@ CHUNKS_PER_KILL = 9
 CHUNK_S, WINDOWS = 1.2, 12
 LONGEST_PAUSE_S = 1.0  # between two kills
 OF_MPS = {"mps-control -d": "MPS daemon", "mps-control": "question to it", "mps-server": "MPS server"}
-ALONE_SHARE = 0.05  # of the moments at which a wrapper has nobody beside it
+ALONE_SHARE = 0.05  # of the moments at which a wrapper has no one beside it
 # What must not be lost once it is committed.
 PRECIOUS = {
     "chunk": "SELECT recording_id, chunk_id, ended_at_ms FROM chunk WHERE status = 'done'",
@@ -72,7 +72,7 @@ def make_manifest(site, chunks):
 
 
 def result(site, out):
-    """Merge, and return the science in it, whoever did it and when."""
+    """Merge, and return the science in it, no matter which task did it and when."""
     merged = site.badcjobs("merge", out)
     assert merged.exit_code == 0, merged.stderr
     assert rows(out / "job.sqlite", "PRAGMA integrity_check") == [("ok",)]
@@ -80,7 +80,7 @@ def result(site, out):
 
 
 class Campaign:
-    """One command that is run again and again, whoever is killed in it, and the account of that."""
+    """One command that is run again and again, no matter which process is killed in it, and the account of that."""
 
     def __init__(self, site, name, kills, seed):
         self.site, self.name, self.wanted, self.chance = site, name, kills, random.Random(seed)
@@ -128,7 +128,7 @@ class Campaign:
                 for process in everybody:
                     with suppress(psutil.Error):
                         kinds.setdefault(self._kind(process), []).append(process)
-                # A wrapper that has started nobody yet is let live most of the time, or there would never be others.
+                # A wrapper that has started no one yet is let live most of the time, or there would never be others.
                 is_up = len(kinds) > 1 if self.name != "mps" else "worker" in kinds  # the daemons come before workers
                 if is_up or (kinds and self.chance.random() < ALONE_SHARE):
                     kind = self.chance.choice(sorted(kinds))

@@ -139,8 +139,8 @@ def test_a_killed_worker_costs_a_retry_and_a_killed_recorder_a_gap_and_a_stopped
     done = program.wait()
     assert done.exit_code == 0, done.stderr
     assert "restarting it" in done.stderr and "telemetry incomplete" in done.stdout
-    told = "SELECT verdict, exit_code, (SELECT value FROM meta WHERE key = 'live_mode') FROM task"
-    assert site.rows(told) == [("done", 0, mode)]
+    reported = "SELECT verdict, exit_code, (SELECT value FROM meta WHERE key = 'live_mode') FROM task"
+    assert site.rows(reported) == [("done", 0, mode)]
     assert ("safe mode" in done.stderr) == (mode == "shared")
     assert site.rows(STATES) == [("done", 12)]
     ((chunk_id, *why),) = site.rows("SELECT chunk_id, try_number, error_class FROM attempt WHERE outcome = 'lost'")
@@ -251,7 +251,7 @@ while [ ! -e {folder}/finish ]; do sleep 0.05; done
 kill %1 %2 2> /dev/null
 echo start_time,end_time,label,score > "$2"
 """
-# What no test can make happen from outside: an error that nobody has thought of, in the middle of the wrapper's work.
+# What no test can make happen from outside: an error that no one has thought of, in the middle of the wrapper's work.
 BUG = """
 import ctypes, os, sys, threading, time
 def strike(main):

@@ -1,4 +1,4 @@
-"""Tasks with the same part of a source in one folder: only one works, whoever is killed, suspended or restarted."""
+"""Tasks with the same part of a source in one folder: only one works, whichever is killed, suspended or restarted."""
 
 import signal
 

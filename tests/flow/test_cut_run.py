@@ -24,7 +24,7 @@ def record(path, length_s, rate=RATE):
 
 
 def heard_beforehand(source, target, start_ms, end_ms):
-    """Cut with nothing of ours, as somebody would before, and return what is to be heard."""
+    """Cut with nothing of ours, as someone would before, and return what is to be heard."""
     with wave.open(str(source)) as audio, wave.open(str(target), "wb") as out:
         out.setparams(audio.getparams())
         audio.setpos(round(start_ms / 1000 * audio.getframerate()))
@@ -123,7 +123,7 @@ def test_broken_recordings_fail_alone_and_one_that_breaks_off_is_done_as_far_as_
         path.write_bytes(b"")
     (folder / "header.wav").write_bytes(good.read_bytes()[:30])
     (folder / "text.flac").write_text("this is not audio")
-    os.mkfifo(site.folder / "pipe")  # whoever opens it waits for ever
+    os.mkfifo(site.folder / "pipe")  # a program that opens it waits for ever
     (folder / "pipe.wav").symlink_to(site.folder / "pipe")
     os.mkfifo(folder / "no link.wav")
     ended = site.run(folder, *DEMO, "--engine-arg=--memory-per-s=655", "--chunk-length", 40, "--retries", 0, "--json")
@@ -135,8 +135,8 @@ def test_broken_recordings_fail_alone_and_one_that_breaks_off_is_done_as_far_as_
     assert site.rows(f"SELECT pieces FROM attempt {of_it} AND outcome = 'done'") == [(2,)]
     assert site.rows(f"SELECT start_ms, end_ms FROM detection {of_it} ORDER BY 1") == expected != []
     assert left_behind(site) == []
-    told = "\n".join(" | ".join(map(str, row)) for row in [*chunks, *decisions])
-    pages({"chunks.txt": told.replace(str(site.folder), "/…")})
+    reported = "\n".join(" | ".join(map(str, row)) for row in [*chunks, *decisions])
+    pages({"chunks.txt": reported.replace(str(site.folder), "/…")})
     for words in (("monitor", "--once"), ("merge",)):
         said = "".join(site.badcjobs(*words, site.out).stdout.split())
         assert all(f"{path}:ithas0bytes" in said for path in empty), "each file without audio is named"

@@ -52,7 +52,7 @@ def test_each_worker_sees_its_own_device_only_and_its_chunk_also_inside_containe
     assert sorted(environments) == sorted(ran_on) == [f"c{i:03d}" for i in range(0, 24, 2)]
     assert set(ran_on.values()) == set(index_of), "one of the two devices had nothing to do"
     outside = site.environ(env)
-    for chunk_id, told in environments.items():
+    for chunk_id, reported in environments.items():
         uuid, recording = ran_on[chunk_id], f"rec{int(chunk_id[1:]) // 3}"
         ours = {"CUDA_VISIBLE_DEVICES": uuid, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
         added = {
@@ -61,8 +61,8 @@ def test_each_worker_sees_its_own_device_only_and_its_chunk_also_inside_containe
             "BADCJOBS_DEVICE_UUID": uuid, "BADCJOBS_CHUNK_ID": chunk_id, "BADCJOBS_RECORDING_ID": recording,
             "ARGUMENTS": f"{uuid} {index_of[uuid]} {chunk_id} {recording}",
         }  # fmt: skip
-        assert {**outside, **added}.items() <= told.items()
-        others = told.keys() - outside.keys() - added.keys() - {"PWD", "SHLVL", "_", "OLDPWD"}
+        assert {**outside, **added}.items() <= reported.items()
+        others = reported.keys() - outside.keys() - added.keys() - {"PWD", "SHLVL", "_", "OLDPWD"}
         assert others == {"BADCJOBS_TASK", "OMP_NUM_THREADS"}
     gaps = "SELECT device_index, metric, reason FROM gap JOIN device USING (device_id) WHERE metric IS NOT NULL"
     assert site.rows(gaps) == [(3, "power_w", "Not Supported (simulated)")]
@@ -83,8 +83,10 @@ def test_a_task_without_a_gpu_is_refused_and_leaves_nothing_and_workers_on_the_c
     done = site.run(site.manifest(12), *args, env=no_driver())
     assert done.exit_code == 0, done.stderr
     assert (done.json["devices"], done.json["workers"], done.json["chunks"]) == (0, 2, {"done": 12})
-    told = {(told["CUDA_VISIBLE_DEVICES"], told["BADCJOBS_DEVICE_UUID"]) for told in seen(site).values()}
-    assert told == {("", "")}
+    reported = {
+        (reported["CUDA_VISIBLE_DEVICES"], reported["BADCJOBS_DEVICE_UUID"]) for reported in seen(site).values()
+    }
+    assert reported == {("", "")}
     assert site.rows("SELECT device_id FROM worker") == [(None,), (None,)]
     assert site.count("host_sample") > 0, "the machine itself is recorded all the same"
 
@@ -93,8 +95,10 @@ def test_granted_tokens_are_used_even_where_no_library_can_read_them(site):
     env = {"CUDA_VISIBLE_DEVICES": "0,2", **IN_ARRAY, **no_driver()}
     done = site.run(site.manifest(24), "--command", witness(site, workers=2), env=env)
     assert done.exit_code == 0, done.stderr
-    told = {(told["CUDA_VISIBLE_DEVICES"], told["BADCJOBS_DEVICE_UUID"]) for told in seen(site).values()}
-    assert told == {("0", ""), ("2", "")}
+    reported = {
+        (reported["CUDA_VISIBLE_DEVICES"], reported["BADCJOBS_DEVICE_UUID"]) for reported in seen(site).values()
+    }
+    assert reported == {("0", ""), ("2", "")}
     devices = site.rows("SELECT token, uuid, backend FROM device ORDER BY token")
     assert devices == [("0", None, "none"), ("2", None, "none")]
     ((wall_ms,),) = site.rows("SELECT max(at_ms) - min(at_ms) FROM host_sample")
@@ -125,7 +129,7 @@ def test_cards_and_slices_have_a_worker_each_and_a_lost_one_is_a_gap_and_no_fail
     (site.folder / "met" / "test").touch()
     done = program.wait()
     assert done.exit_code == 0, done.stderr
-    assert {told["CUDA_VISIBLE_DEVICES"] for told in seen(site).values()} == {slice_, card}
+    assert {reported["CUDA_VISIBLE_DEVICES"] for reported in seen(site).values()} == {slice_, card}
     assert site.rows("SELECT device_index, uuid, name, backend FROM device ORDER BY 1") == [
         (1, slice_, "Stand-in GPU MIG 1g.4gb", "nvml"), (3, card, "Stand-in GPU", "nvml"),
     ]  # fmt: skip

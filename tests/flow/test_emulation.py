@@ -177,8 +177,8 @@ def test_each_task_ends_as_in_slurm_and_the_command_that_is_named_finishes_it(sc
     assert before[:3] == ["badcjobs", "submit", str(job.site.folder / "manifest.csv")]
     assert {"--cluster=local", "--sbatch=--array=0-3", "--time=90", *ASKED[2:]} <= {*before}
     assert "--simulate=8" in after
-    told = [line.split()[2] for line in first.stderr.splitlines() if f": {first.json['job_id']}_" in line]
-    assert Counter(told) == {"RUNNING": 5, "PENDING": 1, "COMPLETED": 2, "FAILED": 2}
+    reported = [line.split()[2] for line in first.stderr.splitlines() if f": {first.json['job_id']}_" in line]
+    assert Counter(reported) == {"RUNNING": 5, "PENDING": 1, "COMPLETED": 2, "FAILED": 2}
     job.all_done(second)
 
 

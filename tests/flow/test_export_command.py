@@ -55,10 +55,10 @@ def test_stdout_is_utf_8_in_any_locale_and_no_room_for_it_is_answered_with_what_
     line = """write() { "$0" -m badcjobs export "$TASK" --format csv --table host_sample -o "$1"; echo $? >&2; }
               write - > /dev/full; ulimit -S -f 4; write rows.csv"""
     argv = ["bash", "-c", line, sys.executable]
-    told = subprocess.run(argv, env=env, cwd=site.folder, capture_output=True, text=True)
-    tries = [said.removeprefix("  try: ") for said in told.stderr.splitlines() if said.startswith("  try: ")]
-    assert tries == ["df -h .", "ulimit -f unlimited   (then the same command again)"], told.stderr
-    assert told.stderr.count("\n2\n") == 2 and not (site.folder / "rows.csv").exists()
+    reported = subprocess.run(argv, env=env, cwd=site.folder, capture_output=True, text=True)
+    tries = [said.removeprefix("  try: ") for said in reported.stderr.splitlines() if said.startswith("  try: ")]
+    assert tries == ["df -h .", "ulimit -f unlimited   (then the same command again)"], reported.stderr
+    assert reported.stderr.count("\n2\n") == 2 and not (site.folder / "rows.csv").exists()
 
 
 @pytest.mark.parametrize("form", ["csv", "parquet"])

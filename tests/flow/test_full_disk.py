@@ -74,7 +74,7 @@ def test_a_full_local_disk_pauses_the_run_and_costs_readings_and_nothing_else(si
 
 
 def test_a_local_folder_that_is_tidied_away_is_not_missed(site):
-    """Its files have no name any more, but whoever writes them has them open."""
+    """Its files have no name any more, but the process that writes them has them open."""
     program = start(site)
     (folder,) = site.local.iterdir()
     while folder.exists():  # a file may have come while we were at it
@@ -150,5 +150,5 @@ def test_a_node_without_a_usable_disk_pauses_then_stops_and_no_chunk_is_charged(
     assert (ended.exit_code, done(site)) == expected, ended.stderr
     assert site.count("chunk", "status = 'pending'") == 6 - expected[1]
     not_written = [] if trouble == "full" else [("lost",)]
-    assert site.rows(NOT_DONE) == not_written, "none is charged"
+    assert site.rows(NOT_DONE) == not_written, "no try is charged"
     assert ("this node cannot work now" in ended.stdout) == (ended.exit_code == 75)

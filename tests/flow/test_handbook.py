@@ -71,11 +71,11 @@ def options_of(text, indent):
 
 def test_every_option_of_hawkears_is_on_the_page_and_what_it_calls_refused_is_refused():
     program, root = find_hawkears()
-    told = options_of(subprocess.check_output([program, "analyze", "--help"], cwd=root, text=True), 2)
+    reported = options_of(subprocess.check_output([program, "analyze", "--help"], cwd=root, text=True), 2)
     section = read_topic("engines").partition("## Every option of hawkears analyze\n")[2].partition("\n## ")[0]
-    assert options_of(section, 4) == told
+    assert options_of(section, 4) == reported
     refused = set()
-    for option in told:
+    for option in reported:
         engine = HawkEarsEngine(EngineStart((option,), {}, Launcher("x"), SystemClock()), None, root, allow_cpu=True)
         with pytest.raises((BadInput, NotHere)) as answer:  # it has no Python
             engine.check()

@@ -172,8 +172,8 @@ def test_fed_it_finds_what_it_finds_alone_survives_bad_files_and_stops_in_order(
     named = {d for each in found.values() for d in each if d.label_name}
     assert len(named) > 10 and {len(d.label) for d in named} == {4}
     assert fed["site1_20230611_040000"].audio_s == 4 and fed["crumb"].detections == ()
-    told = {"bad.wav": "bad_audio", "empty.wav": "bad_audio", "crumb": None}
-    assert {name: fed[name].error_class for name in told} == told
+    reported = {"bad.wav": "bad_audio", "empty.wav": "bad_audio", "crumb": None}
+    assert {name: fed[name].error_class for name in reported} == reported
     # What two threads have begun, and a few more on a busy machine: until the word comes.
     assert exit_code == 0 and 1 <= len(stopped) < 10 and all(result.ok for result in stopped.values())
 
@@ -187,12 +187,16 @@ def test_what_cannot_work_is_told_by_its_cause(hawkears):
         "models": (hawkears.engine(root=hawkears.folder / "nothing"), CPU, "configuration", "files not found"),
     }
     with ThreadPoolExecutor(2) as pool:
-        told = {name: pool.submit(hawkears.broken, name, engine, plan) for name, (engine, plan, *_) in cases.items()}
+        reported = {
+            name: pool.submit(hawkears.broken, name, engine, plan) for name, (engine, plan, *_) in cases.items()
+        }
         checked = pool.submit(hawkears.engine("--threads", "2", *OPTIONS).check)
         with pytest.raises(BadInput, match="No such option: --loudly"):
             hawkears.engine("--loudly").check()
     for name, (_, _, error_class, words) in cases.items():
-        assert (told[name].result()[0], words in told[name].result()[1]) == (error_class, True), told[name].result()
+        assert (reported[name].result()[0], words in reported[name].result()[1]) == (error_class, True), reported[
+            name
+        ].result()
     assert checked.result() is None
 
 

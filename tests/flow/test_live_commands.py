@@ -175,7 +175,7 @@ TOKEN = "a+token/with&signs=and%more"
 
 
 def test_looks_are_shared_and_what_is_hardly_http_gets_a_4xx(run):
-    """Nobody looks at the folder before someone asks."""
+    """No one looks at the folder before someone asks."""
     with LiveServer(run.parent, run, interval_s=0.1) as server:
         place = {"url": f"{server.url}/", "host": "127.0.0.1", "port": server.ready["port"], "pid": server.pid}
         assert server.ready == place

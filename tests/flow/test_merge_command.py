@@ -29,7 +29,7 @@ def test_a_job_is_what_its_tasks_are_and_report_says_what_merge_said(site):
     envs = [{"CUDA_VISIBLE_DEVICES": "0,1", **array_task(index, (0, 1))} for index in (0, 1)]
     programs = [site.start_run(*words, env=env) for env in envs]
     assert [program.wait().exit_code for program in programs] == [1, 0]
-    told = site.badcjobs("merge", site.out)
+    reported = site.badcjobs("merge", site.out)
     summary = site.badcjobs("merge", site.out, "--json").json
     job = site.out / "job.sqlite"
     for table in ("task", "device", "sample", "host_sample", "gap", "worker", "chunk", "attempt", "detection"):
@@ -48,7 +48,7 @@ def test_a_job_is_what_its_tasks_are_and_report_says_what_merge_said(site):
     page = site.folder / "elsewhere.html"
     again = site.badcjobs("report", site.out, "--html", page)
     said, _, following = again.stdout.partition("\nnext: ")
-    assert told.stdout.startswith(said.rstrip()) and told.stdout.endswith(f"\nnext: {following}")
+    assert reported.stdout.startswith(said.rstrip()) and reported.stdout.endswith(f"\nnext: {following}")
     assert page.read_text() == (site.out / "report.html").read_text()
     files = {"files": summary["files"], "removed": None, "why_no_report": None}  # what merge alone knows
     assert {**site.badcjobs("report", job, "--json").json, **files} == summary
@@ -146,9 +146,9 @@ def paste(site, command, exit_code=0):
 
 def test_what_an_array_has_left_is_named_and_its_command_does_it(site):
     site.run_tasks(site.manifest(10), *ON_CPU, envs=[array_task(index, range(4)) for index in (0, 3)])
-    told = site.badcjobs("merge", site.out)
-    assert "run: not finished – 5 of 10 chunks done, 5 left\n" in told.stdout
-    assert "\n  sbatch --array=1,2 …\n" in told.stdout
+    reported = site.badcjobs("merge", site.out)
+    assert "run: not finished – 5 of 10 chunks done, 5 left\n" in reported.stdout
+    assert "\n  sbatch --array=1,2 …\n" in reported.stdout
     assert "no database from array index" in (site.out / "report.html").read_text()
     missing, proof = answer(site, "report", "missing_indices", "tasks_missing")
     assert missing == [[1, 2], [1, 2]]
@@ -164,15 +164,15 @@ def test_what_an_array_has_left_is_named_and_its_command_does_it(site):
     assert "13 skipped of 13" in paste(site, proof["finish"][-1]), "the job database alone knows what is done"
     site.merged()
     manifest.unlink()
-    told = site.badcjobs("report", site.out)
-    assert (told.exit_code, told.stderr) == (0, "")
-    assert told.stdout.startswith("run: all done – ") and "\n  source      not compared:" in told.stdout
+    reported = site.badcjobs("report", site.out)
+    assert (reported.exit_code, reported.stderr) == (0, "")
+    assert reported.stdout.startswith("run: all done – ") and "\n  source      not compared:" in reported.stdout
 
 
 def test_a_run_that_was_stopped_and_one_with_failed_rows_are_finished_by_their_command(site):
-    gate, mended = site.folder / "gate", site.folder / "mended"
+    gate, repaired = site.folder / "gate", site.folder / "repaired"
     wait = f"while [ $BADCJOBS_CHUNK_ID != c000 ] && [ ! -e {gate} ]; do sleep 0.02; done"
-    trouble = f"[ -e {mended} ] || case $BADCJOBS_CHUNK_ID in c001) exit 1 ;; c004) kill -9 $$ ;; esac"
+    trouble = f"[ -e {repaired} ] || case $BADCJOBS_CHUNK_ID in c001) exit 1 ;; c004) kill -9 $$ ;; esac"
     script = site.script("engine of mine.sh", f'{wait}\n{trouble}\necho start_time,end_time,label,score > "$2"')
     engine = ("--command", f"{shlex.quote(str(script))} {{input}} {{output}}", "--cpu-workers", 1, "--retries", 1)
     program = site.start_run(site.manifest(6), *engine, "--no-emit-gpu-telemetry", "--config", "run.grace_s=0")
@@ -185,7 +185,7 @@ def test_a_run_that_was_stopped_and_one_with_failed_rows_are_finished_by_their_c
     paste(site, proof["finish"][0], exit_code=1)
     words, proof = answer(site, "merge", "verdict", "done", "failed", "poison")
     assert words == ["failed", 4, 1, 1]
-    mended.touch()
+    repaired.touch()
     paste(site, proof["finish"][0])
     assert answer(site, "merge", "verdict", "complete", "finish")[0] == ["done", True, []]
 
@@ -212,13 +212,13 @@ def test_a_run_remembers_what_its_site_bills_and_a_site_that_does_not_exist_is_r
     given = site.badcjobs("report", site.out, "--json", "--config", "site=other.toml")
     assert given.json["bill"]["units"] == pytest.approx(5 * merged.json["bill"]["units"]), "what is given wins"
     (site.folder / "badcjobs.toml").write_text('site = "gone.toml"\n')
-    told = site.badcjobs("merge", site.out)
-    assert told.exit_code == 0 and re.search(r"\n  bill +\S+ units per 1,000 audio-hours", told.stdout)
+    reported = site.badcjobs("merge", site.out)
+    assert reported.exit_code == 0 and re.search(r"\n  bill +\S+ units per 1,000 audio-hours", reported.stdout)
     unknown = {**array_task(0, (0,)), **granted, "SLURM_MEM_PER_NODE": "abc"}
     words = (*words[:-1], "site=other.toml", "--out", "abc")
     assert site.badcjobs("run", *words, env=unknown).exit_code == 0
-    told = site.badcjobs("merge", "abc")
-    assert re.search(r"\n  bill +not known: the request was not recorded\n", told.stdout)
+    reported = site.badcjobs("merge", "abc")
+    assert re.search(r"\n  bill +not known: the request was not recorded\n", reported.stdout)
     assert "not known: the request was not recorded" in (site.folder / "abc" / "report.html").read_text()
 
 

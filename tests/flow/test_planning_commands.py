@@ -79,7 +79,7 @@ def test_a_plan_that_is_told_to_end_ends_although_it_waits_for_a_file_and_leaves
         waits.send(signum)
         assert waits.wait(60).exit_code == exit_code
         assert not any("plan" in path.name for path in site.folder.iterdir())
-        (site.folder / "slow-files" / "somebody-waits").unlink()
+        (site.folder / "slow-files" / "someone-waits").unlink()
 
 
 MIB_PER_S = 4  # of audio, with one thread; as usual the demo engine takes twice that

@@ -80,9 +80,9 @@ def test_a_reader_who_has_seen_enough_is_no_failure_and_a_file_that_is_too_large
     line += '; "$0" -m badcjobs report "$1" --markdown /dev/stdout > file.md && head -c 5 file.md'
     line += '; ulimit -S -f 4; "$0" -m badcjobs report "$1" --html big.html; echo " $?"'
     argv = ["bash", "-c", line, sys.executable, str(july)]
-    told = subprocess.run(argv, env=shared_site.environ(), cwd=shared_site.folder, capture_output=True, text=True)
-    assert told.stdout == "<!doctype 0\n# run 2\n"
-    assert "\n  try: ulimit -f unlimited   (then the same command again)\n" in told.stderr
+    reported = subprocess.run(argv, env=shared_site.environ(), cwd=shared_site.folder, capture_output=True, text=True)
+    assert reported.stdout == "<!doctype 0\n# run 2\n"
+    assert "\n  try: ulimit -f unlimited   (then the same command again)\n" in reported.stderr
     assert not (shared_site.folder / "big.html").exists()
 
 

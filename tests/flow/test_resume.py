@@ -13,7 +13,7 @@ from support.task_files import TaskFile
 
 DATA = Path(__file__).parents[1] / "data"
 LEFT_ALONE = ("--config", "run.retry_failed=false")
-TOLD = r"(?m)(?:already done|failed in earlier|done earlier|badcjobs: error).*|^  chunks .*|^  failed .*?\)"
+REPORTED = r"(?m)(?:already done|failed in earlier|done earlier|badcjobs: error).*|^  chunks .*|^  failed .*?\)"
 
 
 class Story:
@@ -24,7 +24,7 @@ class Story:
 
     def run(self, name, source, *options):
         done = self.site.run(source, *ON_CPU, *options)
-        self.lines += [f"# {name}: exit code {done.exit_code}", *re.findall(TOLD, done.stderr + done.stdout)]
+        self.lines += [f"# {name}: exit code {done.exit_code}", *re.findall(REPORTED, done.stderr + done.stdout)]
         if done.exit_code in (0, 1):
             last = max(self.site.task_databases(), key=lambda path: rows(path, "SELECT started_at_ms FROM task"))
             sql = "SELECT status, group_concat(chunk_id, ' ') FROM chunk GROUP BY 1 ORDER BY 1, chunk_id"
@@ -80,7 +80,7 @@ def test_a_checksum_outlives_a_copy_without_times_and_a_folder_that_has_grown_is
 
 
 def test_a_run_is_resumed_checked_submitted_and_merged_by_whichever_path_leads_to_its_audio(site, pages):
-    told = []
+    reported = []
     folder, out = site.folder, site.out
     files, *groups = (DATA / "same_audio.txt").read_text().replace("DIR", str(folder)).split("\n=== ")
     write_files(files, folder)
@@ -98,8 +98,8 @@ def test_a_run_is_resumed_checked_submitted_and_merged_by_whichever_path_leads_t
             assert "holds a run already" in check.stdout, f"{line}\n{check.stdout}"
             assert site.badcjobs("merge", site.out, "--json").json["verdict"] == "done", line
         recordings = rows(site.out / "job.sqlite", "SELECT recording_id, count(*) FROM attempt GROUP BY 1")
-        told += [f"# {title}", *(f"{name}: {tries} try" for name, tries in recordings)]
-    pages({"recordings.txt": "\n".join(told).replace(str(folder)[1:], "DIR")})
+        reported += [f"# {title}", *(f"{name}: {tries} try" for name, tries in recordings)]
+    pages({"recordings.txt": "\n".join(reported).replace(str(folder)[1:], "DIR")})
 
 
 def calls_of_first_task(site, tasks):

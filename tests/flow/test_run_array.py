@@ -1,4 +1,4 @@
-"""``badcjobs run`` alone and inside an array, told by Slurm's variables: whose part, whose files, what is left."""
+"""``badcjobs run`` alone and inside an array, as Slurm's variables say: whose part, whose files, what is left."""
 
 import re
 import shutil
@@ -52,7 +52,7 @@ def test_outside_slurm_one_task_does_all_its_rows_join_and_nothing_is_done_twice
     assert len(log) <= 12, "the life of a task in about ten lines"
     assert list(site.local.iterdir()) == []
     assert site.processes() == []
-    assert not (site.out / "learned.json").exists(), "one worker for each device, as nobody asked for more"
+    assert not (site.out / "learned.json").exists(), "one worker for each device, as no one asked for more"
     assert len(done.stdout.splitlines()) <= 8
     speed = re.search(r"[\d,.]+ × real time", done.stdout)[0]
     assert speed in site.badcjobs("merge", site.out).stdout, "one task, one speed"

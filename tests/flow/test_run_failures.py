@@ -196,13 +196,15 @@ def test_names_and_an_engines_words_reach_neither_terminal_nor_log_as_they_are(s
         manifest.write_text(manifest.read_text().replace(f",c00{number},", f',"{name}",'))
     done = site.run(manifest, "--command", f"{engine} {{input}} {{output}}", *ONE_WORKER, "--retries", 1)
     assert done.exit_code != 0
-    told = site.task_database().with_suffix(".log").read_text()
-    assert not [words for words in (r"rec0/\x1b[31mred failed (", r"\u202eturned\x07", LETTERS) if words not in told]
-    assert [line for line in (told + done.stderr).splitlines() if not LINE_OF_A_LOG.match(line)] == []
+    reported = site.task_database().with_suffix(".log").read_text()
+    assert not [
+        words for words in (r"rec0/\x1b[31mred failed (", r"\u202eturned\x07", LETTERS) if words not in reported
+    ]
+    assert [line for line in (reported + done.stderr).splitlines() if not LINE_OF_A_LOG.match(line)] == []
     merged = site.badcjobs("merge", site.out)
     report, document = site.badcjobs_each([("report", site.out), ("report", site.out, "--json")])
     texts = [
-        told,
+        reported,
         report.stdout,
         (site.out / "report.html").read_text(),
         *(text for one in (done, merged, document) for text in (one.stdout, one.stderr)),

@@ -27,12 +27,12 @@ def run(site, *more, env=None):
 def test_a_longer_list_is_welcome_and_another_place_for_what_is_done_is_not(site, pages):
     write_files(AUDIO, site.folder)
     write_list(site, *FIRST)
-    told = []
+    announced = []
 
     def tell(name, done):
         said = re.sub(r"(?m)^\S+ (?=WARN|INFO)", "", done.stdout + done.stderr)
         text = "\n".join(line for line in said.splitlines() if "places: " in line or "chunks  " in line)
-        told.append(f"# {name}: exit code {done.exit_code}\n{text}")
+        announced.append(f"# {name}: exit code {done.exit_code}\n{text}")
 
     first = run(site)
     tell("one is left out, one fails", first)
@@ -42,11 +42,11 @@ def test_a_longer_list_is_welcome_and_another_place_for_what_is_done_is_not(site
     unmerged = site.badcjobs("check", "july", "--out", site.out, "--", *ON_CPU, "--filelist=list.csv")
     assert "done: 2 (a/one_20240601.wav, b/two.wav)" in " ".join(unmerged.stdout.split()), "also before a merge"
     merged = site.merged()
-    told += ["# merged", *map(str, rows(merged, PLACES)), str(rows(merged, "SELECT count(*) FROM chunk"))]
+    announced += ["# merged", *map(str, rows(merged, PLACES)), str(rows(merged, "SELECT count(*) FROM chunk"))]
     before = sorted(site.out.rglob("*"))
     write_list(site, "one_20240601.wav,20240602,CA-AB", FIRST[1], "b/two.wav,,CA-BC")
     refused = run(site)
-    told.append(
+    announced.append(
         f"# refused: exit code {refused.exit_code}\n{refused.stderr[refused.stderr.index('badcjobs: error') :]}"
     )
     assert sorted(site.out.rglob("*")) == before
@@ -54,7 +54,7 @@ def test_a_longer_list_is_welcome_and_another_place_for_what_is_done_is_not(site
     checked, submitted = site.badcjobs("check", *options), site.badcjobs("submit", "--cluster=local", *options)
     words = "another place or date for recordings with chunks that are done: 2 (a/one_20240601.wav, b/two.wav)"
     assert (words in " ".join(checked.stdout.split()), words in submitted.stderr) == (True, True)
-    pages({"runs.txt": "\n".join(told).replace(str(site.folder), "/…")})
+    pages({"runs.txt": "\n".join(announced).replace(str(site.folder), "/…")})
 
 
 def test_a_wrong_list_is_refused_before_anything_is_written_but_is_not_checked_by_each_array_task(site):

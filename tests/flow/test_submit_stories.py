@@ -102,7 +102,7 @@ def test_a_story_at_the_login_node(site, pages, name):
         if "hit" in line:
             wait_for(lambda: not site.processes("sbatch"), "the stand-in of sbatch has ended")
         said.append(
-            f"$ badcjobs {' '.join(argv)}\nexit code {done.exit_code}\n{told(done.stdout)}--- stderr\n{done.stderr}"
+            f"$ badcjobs {' '.join(argv)}\nexit code {done.exit_code}\n{reported(done.stdout)}--- stderr\n{done.stderr}"
         )
     left = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()) if out.is_dir() else []
     record = out / "submitted.json"
@@ -115,7 +115,7 @@ def test_a_story_at_the_login_node(site, pages, name):
     pages({"story.txt": re.sub(r"\b18\d{8}(?!\d)", "JOB", re.sub(r"after \d+ s", "after SECONDS", text))})
 
 
-def told(stdout):
+def reported(stdout):
     """Return what a command says, without what other tests are about and what differs from run to run."""
     if not stdout.startswith("{"):
         return re.sub(r"(?<=no GPU in ).* s\b|[\d.,]+(?= × real time|.s of running time)", "…", stdout)

@@ -14,14 +14,14 @@ GRANTED = {
 }  # fmt: skip
 TABLES = ("task", "device", "worker", "chunk", "attempt", "detection", "recording", "decision", "gap", "meta")
 TABLES += ("metric_source", "recorder", "sample", "host_sample", "usage_sample")
-# Depends on the moment: not told at all, or only whether it is known.
+# Depends on the moment: not reported at all, or only whether it is known.
 LEFT_OUT = {"attempt_id", "processes", "gpu_state", "ticks", "time_limit_s", "cpu_cores", "cpu_percent"}
 LEFT_OUT |= {"read_bytes_per_s"}
 KNOWN = re.compile(r".*_(at_)?(ms|ns)|.*pid|at_ms|energy_j|cpu_s|reading_s|worst_late_s|memory_(used_|total_)?bytes")
 OWN = "('live_filesystem', 'rows', 'seal', 'environment')"  # of the machine
 
 
-def told(site):
+def reported(site):
     """Return the tables that a task writes, with their columns; a recorder on a busy machine is no gap."""
     ids = {row[0]: row[1] for row in site.rows("SELECT device_id, 'GPU ' || device_index FROM device")}
     ids |= {row[0]: "ours" for row in site.rows("SELECT task_id FROM task UNION SELECT worker_id FROM worker")}
@@ -59,7 +59,7 @@ def test_all_that_one_task_writes_and_says_and_one_after_it_that_has_nothing_to_
         env = {**GRANTED, "SLURM_JOB_END_TIME": str(int(time.time()) + 3600)}
         done = site.badcjobs(*words, "run.stage=never", env=env)
         assert (list(site.local.iterdir()), site.processes()) == ([], [])
-        said = {"database.txt": told(site), "end.json": pretty({**done.json, "wall_s": done.json["wall_s"] > 0.5})}
+        said = {"database.txt": reported(site), "end.json": pretty({**done.json, "wall_s": done.json["wall_s"] > 0.5})}
         ((limit_s,),) = site.rows("SELECT time_limit_s FROM task")
         assert 3500 < limit_s <= 3600
         again = site.badcjobs(*words, "run.retry_failed=false", env=env)

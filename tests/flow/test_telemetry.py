@@ -62,7 +62,7 @@ def test_devices_are_recorded_with_their_alerts_and_processes_and_the_recorders_
         f"[[device]]\nindex = 0\nload = [[0, 80]]\n{processes}\n"
         '[[device]]\nindex = 1\nload = [[0, 10]]\nlost_at_s = 1.2\nback_at_s = 1.5\nfault = [[1.0, "Xid 31"]]\n'
     )
-    site.script("tell", "cat >> told; echo >> told; sleep 77")
+    site.script("tell", "cat >> reported; echo >> reported; sleep 77")
     (site.folder / "lab.toml").write_text(f'[alerts]\ntemperature_c = 60\ncommand = "./tell {SECRET}"\n')
     options = ("--simulate", "load.toml", "--config", "lab.toml", "--duration", 2.2, *OFTEN)
     done = site.badcjobs("record", "--out", out, *options)
@@ -80,7 +80,7 @@ def test_devices_are_recorded_with_their_alerts_and_processes_and_the_recorders_
     ]
     said = re.findall(r"alert (ended|\(\w+\))", done.stderr)
     assert sorted(said) == ["(fault)", "(lost)", "(thermal)", "ended", "ended"]
-    assert json.loads((site.folder / "told").read_text().splitlines()[0])["kind"] == "thermal"
+    assert json.loads((site.folder / "reported").read_text().splitlines()[0])["kind"] == "thermal"
     assert "alert calls were still running at the end" in done.stderr
     assert not any(b"xyzzy" in path.read_bytes() for path in (out, *site.out.rglob("*.*")))
     ours, unknown = rows(out, "SELECT pid, user, ours, memory_peak_bytes, last_at_ms > first_at_ms FROM process")
@@ -255,7 +255,7 @@ def test_a_run_logs_heartbeats_calls_a_command_at_an_alert_and_keeps_its_secret(
     """Device 0 is idle although work waits, device 2 is lost from the start."""
     loads = "".join(f"[[device]]\nindex = {n}\nload = [[0, {load}]]\n" for n, load in enumerate((0, 60)))
     (site.folder / "load.toml").write_text(f"{loads}[[device]]\nindex = 2\nlost_at_s = 0\n")
-    site.script("tell", 'cat >> told; echo >> told; echo "$BADCJOBS_ALERT_STATE" >> states')
+    site.script("tell", 'cat >> reported; echo >> reported; echo "$BADCJOBS_ALERT_STATE" >> states')
     (site.folder / "lab.toml").write_text(f'[alerts]\nidle_s = 0.4\ncommand = "./tell {SECRET}"\n')
     files = ("--simulate", site.folder / "load.toml", "--config", site.folder / "lab.toml")
     done = site.run(site.manifest(12), *SLOWLY, *files, *BEATS)
@@ -272,7 +272,7 @@ def test_a_run_logs_heartbeats_calls_a_command_at_an_alert_and_keeps_its_secret(
     alerts = "SELECT kind, severity, threshold, peak >= 0.4, ended_at_ms IS NULL FROM alert WHERE kind = 'idle'"
     assert site.rows(alerts) == [("idle", "warning", 0.4, 1, 0)], "it ends when no work waits any more"
     assert log_of(site).count("WARNING alert (idle): device 0 has been idle for 0.4 s while work is waiting") == 1
-    calls = [json.loads(line) for line in (site.folder / "told").read_text().splitlines()]
+    calls = [json.loads(line) for line in (site.folder / "reported").read_text().splitlines()]
     assert [(call["kind"], call["state"]) for call in calls if call["kind"] == "idle"] == [
         ("idle", "begin"), ("idle", "end"),
     ]  # fmt: skip

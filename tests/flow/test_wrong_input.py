@@ -58,11 +58,11 @@ def test_every_wrong_command_is_answered(place, pages):
 
 def test_debug_shows_the_traceback_and_keeps_the_exit_code(site):
     lines = ("--debug merge nowhere", "run --loud --debug", "run --loud -- --debug", "--version", "")
-    told = site.badcjobs_each([line.split() for line in lines])
-    assert [one.exit_code for one in told] == [4, 2, 2, 0, 0]
-    assert ["Traceback (most recent call last)" in one.stderr for one in told] == [True, True, False, False, False]
-    assert re.fullmatch(r"badcjobs [\d.]+\w*\n", told[3].stdout)
-    assert told[4].stdout.startswith("Usage: badcjobs COMMAND")
+    reported = site.badcjobs_each([line.split() for line in lines])
+    assert [one.exit_code for one in reported] == [4, 2, 2, 0, 0]
+    assert ["Traceback (most recent call last)" in one.stderr for one in reported] == [True, True, False, False, False]
+    assert re.fullmatch(r"badcjobs [\d.]+\w*\n", reported[3].stdout)
+    assert reported[4].stdout.startswith("Usage: badcjobs COMMAND")
 
 
 def test_a_bug_is_called_one_with_what_to_do_about_it(site):
@@ -73,10 +73,10 @@ def test_a_bug_is_called_one_with_what_to_do_about_it(site):
         (("plan", "x"), "the same command with --debug:  badcjobs --debug plan …"),
         (("--debug", "plan", "x"), "report it, with the traceback above"),
     ):
-        told = site.badcjobs(*words, env=env)
-        assert told.exit_code == 70
+        reported = site.badcjobs(*words, env=env)
+        assert reported.exit_code == 70
         end = f"badcjobs: error: RuntimeError: broken\n  why: this is a bug in badcjobs\n  try: {fix}\n"
-        assert told.stderr.endswith(end)
+        assert reported.stderr.endswith(end)
 
 
 def test_earlier_databases_that_cannot_be_read_are_a_warning_and_no_obstacle(site):

@@ -160,11 +160,11 @@ def test_with_our_scripts_installed_slurm_says_how_a_killed_wrapper_and_a_cancel
     killed.merge()
     ends = killed.ask("SELECT exit_code, slurm_state, slurm_exit_code, slurm_reason FROM task")
     assert ends == [(None, "FAILED", "0:9", "jobcomp")]
-    told = json.loads(record.read_text())
+    reported = json.loads(record.read_text())
     assert record.name == f"{killed.databases[0].stem}.slurm.json"
-    assert (told["job_id"], told["array_index"]) == (str(ids[killed]), 3)
-    assert told["gpus"] == told["job_gpus"] == killed.ask("SELECT token FROM device")[0][0]
-    assert told["started_at_s"] <= told["ended_at_s"]
+    assert (reported["job_id"], reported["array_index"]) == (str(ids[killed]), 3)
+    assert reported["gpus"] == reported["job_gpus"] == killed.ask("SELECT token FROM device")[0][0]
+    assert reported["started_at_s"] <= reported["ended_at_s"]
     cancelled.merge()
     assert cancelled.ask("SELECT verdict, exit_code, slurm_state FROM task") == [("stopped", 75, "CANCELLED")]
     assert "BADCJOBS_SLURM_NOTES=" in (other.folder / "env.txt").read_text(), "the prolog did not run"
@@ -192,7 +192,7 @@ def test_in_a_cgroup_a_job_has_its_own_cards_and_no_more_memory_than_it_asked_fo
         cards = guarded.job("cards", devices=2)  # inside the cgroup the driver shows two cards; so does the simulation
         first = hungry.sbatch_template(*ONE, "--nodelist=gpu1", "--mem=300M")
         holder.sbatch_lines("touch holds; sleep 100", options=there)
-        wait_for((holder.folder / "holds").exists, "somebody holds the first two cards", 100)
+        wait_for((holder.folder / "holds").exists, "someone holds the first two cards", 100)
         look = LOOK.replace("ROOT", str(cluster.root))
         assert cards.wait(cards.sbatch_lines(look, f"exec {cards.run_words}", options=there)) == DONE, cards.log
         assert (cards.folder / "look").read_text().splitlines() == SEEN
@@ -208,7 +208,7 @@ def test_in_a_cgroup_a_job_has_its_own_cards_and_no_more_memory_than_it_asked_fo
 
 
 BARE = {"PATH": "/usr/bin:/bin"}
-# array → its indices, and the MIN, MAX, STEP and COUNT that every task is told: STEP is the first `:n` of the text, or
+# array → its indices, and the MIN, MAX, STEP and COUNT that every task gets: STEP is the first `:n` of the text, or
 # 1, whatever the indices are; MAX is the last index, not the end of the range.
 SHAPES = {
     "1-9:4": ([1, 5, 9], "1 9 4 3"), "0-7:3%1": ([0, 3, 6], "0 6 3 3"), "5": ([5], "5 5 1 1"),
@@ -224,9 +224,9 @@ def test_arrays_exit_codes_and_signals_are_as_we_believe(desk):
         (folder / "job.sh").write_text(f"#!/bin/bash\n{line}\n")
         return cluster.sbatch(folder / "job.sh", *options, cwd=folder)
 
-    told = "eval echo \\$SLURM_ARRAY_TASK_{MIN,MAX,STEP,COUNT} ${CUDA_VISIBLE_DEVICES-unset}"
-    told += " > ${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
-    arrays = {array: sbatch(told, f"--array={array}") for array in SHAPES}
+    reported = "eval echo \\$SLURM_ARRAY_TASK_{MIN,MAX,STEP,COUNT} ${CUDA_VISIBLE_DEVICES-unset}"
+    reported += " > ${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"
+    arrays = {array: sbatch(reported, f"--array={array}") for array in SHAPES}
     hears = "bash -c 'trap \"exit 3\" USR1; touch ready-$0; while :; do sleep 0.1; done'"
     ends = {
         sbatch(f"exec {hears} 1"): JobEnd("FAILED", 3),
@@ -305,11 +305,11 @@ def test_the_controllers_hook_writes_for_jobs_that_asked_and_follows_no_link(tmp
     linked.symlink_to(asked)
     stranger.touch()
     me, array = asked.owner(), {"ARRAYJOBID": "7", "ARRAYTASKID": "3", "JOBSTATE": "PENDING"}
-    jobs = {"7": (me, {}), "8": (me, {}), "9": ("somebody-else", {}), "../7": (me, {}), "12": (me, array)}
+    jobs = {"7": (me, {}), "8": (me, {}), "9": ("someone-else", {}), "../7": (me, {}), "12": (me, array)}
     for job, (user, more) in jobs.items():
-        told = {"ARRAYJOBID": "0", "ARRAYTASKID": "4294967294", "EXITCODE": "0:15", "START": "1", "END": "2"}
-        told |= {"JOBID": job, "USERNAME": user, "NODES": "gpu0", "JOBSTATE": 'TIMEOUT"}', **more}
-        subprocess.run([hooks.scripts / "jobcomp.sh"], env={**BARE, **told}, check=True)
+        reported = {"ARRAYJOBID": "0", "ARRAYTASKID": "4294967294", "EXITCODE": "0:15", "START": "1", "END": "2"}
+        reported |= {"JOBID": job, "USERNAME": user, "NODES": "gpu0", "JOBSTATE": 'TIMEOUT"}', **more}
+        subprocess.run([hooks.scripts / "jobcomp.sh"], env={**BARE, **reported}, check=True)
     assert [path.name for path in (hooks.spool / "ends").iterdir()] == ["7.jsonl"]
     assert [(one["state"], one["array_index"], one["exit_code"]) for one in hooks.ends(7)] == [
         ("TIMEOUT", None, "0:15"), ("REQUEUED", 3, "0:15"),
@@ -317,7 +317,7 @@ def test_the_controllers_hook_writes_for_jobs_that_asked_and_follows_no_link(tmp
 
 
 def test_the_nodes_epilog_finishes_what_the_task_epilog_could_not_and_never_as_root():
-    uid = 65534 if os.getuid() == 0 else os.getuid()  # root becomes somebody
+    uid = 65534 if os.getuid() == 0 else os.getuid()  # root becomes someone
     with tempfile.TemporaryDirectory(dir="/tmp") as name:  # other users cannot read those of pytest
         open_folder, notes = Path(name), Path(f"/tmp/badcjobs-slurm-{uid}")
         open_folder.chmod(0o755)
@@ -328,8 +328,8 @@ def test_the_nodes_epilog_finishes_what_the_task_epilog_could_not_and_never_as_r
             os.chown(folder, uid, -1)
         left.write_text(f'{{"node": "gpu9"}}\n{tasks}/4242_0.r0.gpu9.sqlite\n/etc/tasks.sqlite\n')
         os.chown(left, uid, -1)
-        told = {"SLURM_JOB_ID": "4242", "SLURM_JOB_UID": str(uid), "SLURM_JOB_GID": str(os.getgid() or 65534)}
-        env = {**BARE, **told, "SLURMD_NODENAME": "gpu9", "SLURM_JOB_EXIT_CODE2": "0:9"}
+        reported = {"SLURM_JOB_ID": "4242", "SLURM_JOB_UID": str(uid), "SLURM_JOB_GID": str(os.getgid() or 65534)}
+        env = {**BARE, **reported, "SLURMD_NODENAME": "gpu9", "SLURM_JOB_EXIT_CODE2": "0:9"}
         done = subprocess.run([hooks.epilog], env=env, capture_output=True, text=True)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         (record,) = tasks.iterdir()

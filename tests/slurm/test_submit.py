@@ -14,7 +14,7 @@ DONE = {JobEnd("COMPLETED", 0)}
 
 @story
 def test_a_warned_task_is_requeued_as_often_as_was_allowed_and_then_ends_with_75(desk):
-    """Its time limit warns it first, as near the end as Slurm's clock allows; then somebody else does.
+    """Its time limit warns it first, as near the end as Slurm's clock allows; then someone else does.
 
     Between the two the time limit is long again: no signal comes before the task is seen to work.
     """
@@ -54,7 +54,7 @@ def test_after_an_interrupted_wait_a_cancelled_and_a_requeued_task_only_the_rest
     there = job.submit("--json", *three).json
     desk.cluster.run("scancel", f"{there['job_id']}_1")
     desk.cluster.run("scontrol", "requeue", f"{there['job_id']}_2")
-    wait_for(lambda: job.log.count("starting nothing new") == 2, "both are told to stop")
+    wait_for(lambda: job.log.count("starting nothing new") == 2, "both are asked to stop")
     job.open()
     desk.cluster.start_again(there["job_id"], lambda: any("_2.r1." in path.name for path in job.databases))
     stopped = job.submit("--wait", *three, expect=75)
@@ -116,7 +116,7 @@ def test_what_slurm_refuses_is_told_in_its_words_and_without_a_merge_job_whoever
     assert job.ask("SELECT status, count(*) FROM chunk GROUP BY 1") == [("done", 3)]
 
 
-# What each worker sees, in what it hears; one chunk fails until somebody mends it.
+# What each worker sees, in what it hears; one chunk fails until someone repairs it.
 SPY = """[ $BADCJOBS_CHUNK_ID != c5 ] || [ -e go ] || exit 1
 printf 'start_time,end_time,label,score\\n0,1,%s %s,0.5\\n' $CUDA_VISIBLE_DEVICES $BADCJOBS_DEVICE_UUID > "$2"
 """
@@ -181,7 +181,7 @@ def test_template_submit_and_emulation_lead_to_the_same_rows_and_variables(desk)
     for job in (template, local):
         assert sorted(path.name.partition("_")[2] for path in job.folder.glob("*.log")) == ["1.log", "3.log", "5.log"]
 
-    submit.open()  # mended: only the task that has something left
+    submit.open()  # repaired: only the task that has something left
     again = submit.submit("--again", "--wait", "--json", *same).json
     assert (again["array"], again["verdict"]) == ("5", "done")
     assert submit.ask("SELECT status, count(*) FROM chunk GROUP BY 1") == [("done", 12)]
@@ -219,11 +219,13 @@ def test_cluster_and_check_know_this_slurms_free_gpus_its_nodes_limits_and_clock
     room = [one for one in said["nodes"] if one["free"] >= 2]
     assert said["best"]["node"] == min(room, key=lambda one: one["free"])["name"]
     assert said["best"]["partition"] in nodes[said["best"]["node"]]["partitions"]
-    told = job.badcjobs("cluster", "--gpus-per-task", 2).stdout.splitlines()
-    lines = [line.split() for line in told if line.strip().startswith(tuple(desk.cluster.gpus))]  # …, free, used, total
+    reported = job.badcjobs("cluster", "--gpus-per-task", 2).stdout.splitlines()
+    lines = [
+        line.split() for line in reported if line.strip().startswith(tuple(desk.cluster.gpus))
+    ]  # …, free, used, total
     assert [line[0] for line in lines] == [*desk.cluster.gpus]
     fullest = min((line for line in lines if int(line[-3]) >= 2), key=lambda line: int(line[-3]))
-    *_, best, on_node, _, following = told
+    *_, best, on_node, _, following = reported
     partition = best.removeprefix("  best for 2 GPUs: partition ")
     assert on_node == f"    on node {fullest[0]}" and partition in fullest[-4].split(",")
     assert following == f"next: badcjobs submit SOURCE --gpus-per-task 2 --sbatch=--partition={partition}"

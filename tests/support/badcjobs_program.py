@@ -23,7 +23,7 @@ from support.forked_commands import can_be_forked, run_forked
 from support.stand_ins import install
 from support.waiting import processes, wait_for
 
-# Every process of a test carries this variable, so that none can hide, whoever its parent is.
+# Every process of a test carries this variable, so that none can hide, no matter which parent it has.
 MARK = "BADCJOBS_TEST_SITE"
 MANIFEST_HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
 CHUNK_S = 0.6
@@ -213,7 +213,7 @@ class Site:
         return self.processes("badcjobs.workers.demo_worker")
 
     def close(self) -> None:
-        """See everybody off; whoever is still there after a while is ended, and the test has failed."""
+        """See everybody off; each process that is still there after a while is ended, and the test has failed."""
         try:
             wait_for(lambda: not self.processes(), "every process has ended", timeout_s=40)
         finally:

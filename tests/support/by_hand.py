@@ -1,4 +1,4 @@
-"""Work as somebody does it without badcjobs: processes of ``hawkears analyze`` side by side, with CUDA MPS or without.
+"""Work as someone does it without badcjobs: processes of ``hawkears analyze`` side by side, with CUDA MPS or without.
 
 Also the audio for them: nights of noise and chirps. Only the standard library is needed.
 """

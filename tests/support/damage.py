@@ -76,8 +76,8 @@ def half_copied(path: Path, share: float) -> int:
 def leave_hot_journal(path: Path) -> Path:
     """Kill a writer in mid-transaction, when it has changed the file already: only the journal knows what it was.
 
-    Whoever opens the file for writing puts all back; whoever reads it without locks sees gaps that never were and
-    samples with wrong values. Return the journal.
+    A process that opens the file for writing puts all back; one that reads it without locks sees gaps that never were,
+    and samples with wrong values. Return the journal.
     """
     gap = "INSERT INTO gap (task_id, from_ms, to_ms, reason) SELECT task_id, 0, 0, hex(zeroblob(100)) FROM task"
     before = path.read_bytes()

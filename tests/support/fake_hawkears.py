@@ -158,7 +158,7 @@ def read_list(path: str) -> dict[str, tuple[str | None, str | None]]:
 
 
 def analyze(number: int, path: Path, out: Path, threads: int, place: tuple, rows: list[str], rare: list[str]) -> None:
-    """Write the labels of a recording; an exception ends its thread, and nobody else notices."""
+    """Write the labels of a recording; an exception ends its thread, and no one else notices."""
     log(f"Thread {number}: Analyzing {path}")
     if loads := os.environ.get("FAKE_HAWKEARS_LOADS"):
         with Path(loads).open("a") as file:

@@ -2,7 +2,7 @@
 
 As the real one: ``-d`` starts a daemon that listens in CUDA_MPS_PIPE_DIRECTORY and writes into CUDA_MPS_LOG_DIRECTORY;
 without options it passes lines of its stdin on to the daemon, which outlives its clients, however they end. A client
-whose daemon does not answer runs without it. A fault of one client is a fault of all, and nobody new is let in until
+whose daemon does not answer runs without it. A fault of one client is a fault of all, and no one new is let in until
 they have ended. FAKE_MPS=refuses: the daemon does not start; deaf: clients do not find it; stubborn: the server has no
 environment, and does not end with the daemon; busy: the server lets no client in; held: no process gets the device
 without it; listed: NVML lists its clients, in the file FAKE_NVML_PROCESSES.

@@ -30,7 +30,7 @@ def fake_nvml_environ(devices: int, **settings: object) -> dict[str, str]:
 def no_driver() -> dict[str, str]:
     """Return what to add to an environment so that no NVML answers, even on a machine that has one."""
     search_path = [str(fake_nvml().parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-    return {"LD_LIBRARY_PATH": ":".join(search_path)}  # the stand-in is told of no device
+    return {"LD_LIBRARY_PATH": ":".join(search_path)}  # the stand-in knows no device
 
 
 def fake_uuid(index: int) -> str:
@@ -52,7 +52,7 @@ class FakeNvml(Steered):
         # The binding keeps the first library it loads; a test must neither meet that one nor leave ours behind.
         monkeypatch.setattr(pynvml, "nvmlLib", self._library)
         monkeypatch.setattr(pynvml, "_nvmlGetFunctionPointer_cache", {})
-        # A call takes as long as it is told to, however busy this machine is.
+        # A call takes as long as it is set to, however busy this machine is.
         self._library.fake_nvml_took_s.restype = ctypes.c_double
         monkeypatch.setattr(time, "perf_counter", self._library.fake_nvml_took_s)
         for earlier in [name for name in os.environ if name.startswith(self.prefix)]:

@@ -36,14 +36,14 @@ class SmallDisk:
                 file.write(bytes(4096))
 
     def stay_full(self) -> None:
-        """Fill it, again and again until there is room: what is freed is taken by somebody else, as on a busy disk."""
+        """Fill it, again and again until there is room: what is freed is taken by someone else, as on a busy disk."""
         self.fill()
         self._room.clear()
         self._filler = threading.Thread(target=self._fill_on, daemon=True)
         self._filler.start()
 
     def make_room(self) -> None:
-        """Take the stone away, and nobody lays it back."""
+        """Take the stone away, and no one lays it back."""
         self.let_be()
         self._stone.unlink()
 
@@ -103,13 +103,13 @@ def largest_file(size_bytes: int) -> Iterator[None]:
 @contextmanager
 def powerless_folder() -> Iterator[Path]:
     """Work in an empty folder; as root, do so as the user nobody."""
-    for late in ("utf-8-sig", "unicode_escape"):  # nobody may not read the modules of root's Python
+    for late in ("utf-8-sig", "unicode_escape"):  # the unprivileged user may not read the modules of root's Python
         codecs.lookup(late)
-    before, is_root, nobody = Path.cwd(), os.geteuid() == 0, 65534
-    folder = Path(tempfile.mkdtemp(prefix="badcjobs-test-", dir="/tmp"))  # pytest's own folders are closed to nobody
+    before, is_root, unprivileged_uid = Path.cwd(), os.geteuid() == 0, 65534
+    folder = Path(tempfile.mkdtemp(prefix="badcjobs-test-", dir="/tmp"))  # pytest's own folders are closed to that user
     if is_root:
-        os.chown(folder, nobody, nobody)
-        os.seteuid(nobody)
+        os.chown(folder, unprivileged_uid, unprivileged_uid)
+        os.seteuid(unprivileged_uid)
     try:
         os.chdir(folder)
         yield folder

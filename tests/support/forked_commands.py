@@ -79,7 +79,7 @@ def import_all() -> None:
 
 
 def serve(door: socket.socket) -> None:
-    """Fork for whoever knocks, until the other end of our stdin is closed."""
+    """Fork for each caller, until the other end of our stdin is closed."""
     while 0 not in (ready := select.select([door, 0], [], [])[0]) and ready:
         visitor, _ = door.accept()
         if os.fork() == 0:

@@ -15,7 +15,7 @@ def live_folders(site: Site) -> list[Path]:
 
 
 def committed(live: Path, sql: str) -> list[tuple[Any, ...]]:
-    """Ask a copy of a live file; none of it is opened, so that nothing is mended, locked or left in it.
+    """Ask a copy of a live file; none of it is opened, so that nothing is repaired, locked or left in it.
 
     Its writer must stand still or be dead. A file without tables has no rows.
     """

@@ -4,7 +4,7 @@ import os
 
 from support.badcjobs_program import Site
 
-_ASKED = "somebody-waits"
+_ASKED = "someone-waits"
 # What Python loads by itself. A thread that waits has its signals blocked: the system does so with one that is in a
 # call which cannot be interrupted.
 _CUSTOMIZE = """

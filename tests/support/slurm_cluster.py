@@ -160,7 +160,7 @@ class SlurmCluster:
             raise AssertionError(f"{error}\n{self.run('scontrol', 'show', 'job', job_id).stdout}{logged}") from None
 
     def kill_node(self, name: str) -> None:
-        """Kill a node's daemon as if its machine had gone dark: nobody tells its jobs, which go on."""
+        """Kill a node's daemon as if its machine had gone dark: no one tells its jobs, which go on."""
         self._daemons[name].kill()
         self._daemons.pop(name).wait()
 
@@ -182,7 +182,7 @@ class SlurmCluster:
 
     def _start(self) -> None:
         # Bound but never listening, and kept until the end: Slurm, which sets SO_REUSEADDR as well, may still listen on
-        # these ports, and nobody else is given one, another cluster in the same moment included.
+        # these ports, and no one else is given one, another cluster in the same moment included.
         self._ports = [_hold_port() for _ in range(1 + len(self.gpus))]
         ports = [held.getsockname()[1] for held in self._ports]
         self._make_files(ports)
@@ -251,7 +251,7 @@ class SlurmCluster:
             wait_for(lambda: not _kill_processes_of(self.root), f"no process survives the cluster in {self.root}", 30)
             for top in (one for name in self.gpus for one in _CGROUPS.glob(f"*/slurm_{name}") if self.cgroups):
                 for folder in (*sorted(top.glob("**/"), reverse=True), top):
-                    with suppress(OSError):  # not empty yet, or gone by now: it hurts nobody
+                    with suppress(OSError):  # not empty yet, or gone by now: it hurts no one
                         folder.rmdir()
         finally:
             for held in self._ports:

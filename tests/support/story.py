@@ -119,7 +119,7 @@ class Attempt:
     device: int | None
     try_number: int
     start_s: float
-    end_s: float | None  # None: nobody ever heard of it again
+    end_s: float | None  # None: no sign of it ever came again
     error_class: str | None
     gpu_s: float
     cpu_s: float
@@ -186,7 +186,7 @@ class Play:
         cpu = story.cpu_s * units * (8.0 if without else 1.0)
         alone_s = (story.read_s + cpu) * slow + gpu
         takes_s = max(alone_s, story.workers * gpu / 0.96, cpu * self.places / story.cores)
-        # Whoever waits for a device does it at full speed: CUDA spins.
+        # A process that waits for a device does it at full speed: CUDA spins.
         burnt = takes_s - (story.read_s + cpu) * slow + cpu
         return takes_s, gpu, max(0.02 * takes_s, min(burnt, story.cores * takes_s / self.places))
 
@@ -369,13 +369,13 @@ class _Task:
         held = sum(gib for who, a, b, gib in story.foreign if who == n and a <= at_s <= b)
         memory_gib = min(0.98 * card.memory_gib, 0.3 + held + (1.7 * placed if warm else 0.0))
         percent = min(100.0, 100 * load * chance.uniform(0.93, 1.03))
-        told = not card.is_slice
+        reported = not card.is_slice
         faults = ((who, what) for when, (who, what) in story.faults.items() if when <= at_s < when + story.tick_s)
         return Reading(
-            utilization_percent=(0 if percent < 6 else round(percent)) if told else None,
-            busy_percent=percent if told else None, memory_used_bytes=round(memory_gib * GIB),
+            utilization_percent=(0 if percent < 6 else round(percent)) if reported else None,
+            busy_percent=percent if reported else None, memory_used_bytes=round(memory_gib * GIB),
             temperature_c=round(36 + 32 * load + chance.uniform(-2, 2) + (15 if hot & _THERMAL else 0)),
-            power_w=round(watts, 1) if told else None,
+            power_w=round(watts, 1) if reported else None,
             energy_j=round(energy_j[n], 3) if round(at_s) % 10 == 0 else None,
             sm_clock_mhz=round(card.clock_mhz * (0.55 if hot and n in story.slowness else 0.94 if load else 0.2)),
             throttle_reasons=hot if load else 0x1, ecc_errors=3 if at_s >= story.ecc.get(n, math.inf) else 0,

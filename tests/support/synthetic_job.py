@@ -93,7 +93,7 @@ def write_job(folder: Path, tasks: int, *, chunks: int = CHUNKS, nodes: int = NO
 
 
 def write_source(folder: Path, tasks: int, *, chunks: int = CHUNKS) -> None:
-    """Write the manifest of the job and its run.toml, so that somebody can tell what is complete."""
+    """Write the manifest of the job and its run.toml, so that someone can tell what is complete."""
     rows = ["recording_id,chunk_id,source_path,start_ms,end_ms"]
     stories = [Story(index=index, chunks=(300.0,) * chunks) for index in range(tasks)]
     for number in range(chunks):  # row by row a source is dealt out to the tasks like cards

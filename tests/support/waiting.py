@@ -20,7 +20,7 @@ def wait_for(look: Callable[[], Found], what: str, timeout_s: float = 60) -> Fou
 
 
 def processes(wanted: Callable[[psutil.Process], object]) -> list[psutil.Process]:
-    """Return the processes that are wanted; none of them is gone meanwhile, or somebody else's."""
+    """Return the processes that are wanted; none of them is gone meanwhile, or someone else's."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):

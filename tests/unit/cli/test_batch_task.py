@@ -89,7 +89,7 @@ SIGNALLED = [  # what the child does, what the task receives → how the task en
     (STOPPED + READY + LONG, WARNING, (-1, 1)),
     (DONE + READY + LONG, WARNING, (None, 0)),
     (FAILED + READY + LONG, WARNING, (1, 0)),
-    (READY + SENT + STOPPED + LONG, WARNING, (-1, 1)),  # told again once it listens
+    (READY + SENT + STOPPED + LONG, WARNING, (-1, 1)),  # sent again once it listens
     (READY + SENT + "os._exit(75)", CANCELLED, (75, 0)),
     (STOPPED + READY + LONG, CANCELLED + WARNING, (75, 0)),
 ]

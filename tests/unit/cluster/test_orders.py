@@ -119,7 +119,7 @@ def read_wishes(text):
     return wishes
 
 
-def told(text):
+def reported(text):
     wishes, _, known = text.partition(" | ")
     try:
         made = order(known, **read_wishes(wishes))
@@ -130,7 +130,7 @@ def told(text):
 
 def test_what_is_wished_for_becomes_an_order_or_every_mistake_is_named_with_the_option_to_write(pages):
     cases = (Path(__file__).parents[2] / "data" / "orders.txt").read_text().split("\n\n")[1].splitlines()
-    pages({"orders.txt": page({text: told(text) for text in cases})})
+    pages({"orders.txt": page({text: reported(text) for text in cases})})
     with pytest.raises(BadInput) as refused:
         make_order(SubmitSettings(time="soon"), out=Path("o"), run_arguments=(), mistakes=["--engine foo is not known"])
     why = ["--engine foo is not known", "--time soon is not a time; write minutes, H:M:S or D-H:M:S: 12:00:00"]
@@ -142,9 +142,9 @@ def test_every_row_of_a_source_is_read_and_the_audio_of_at_most_some_thousand(tm
     for many, looked_at in ((3, 3), (3999, 3999), (4001, 2001)):
         rows = [MANIFEST_HEADER, *(f"r,c{number},a.wav,0,600,0,," for number in range(many))]
         (tmp_path / "m.csv").write_text("\n".join(rows) + "\n")
-        told = []
-        survey = survey_source(RunSettings(source=("m.csv",)), tmp_path, told.append)
-        assert (survey.chunks, survey.looked_at, told) == (many, looked_at, [*range(1, many + 1)])
+        reported = []
+        survey = survey_source(RunSettings(source=("m.csv",)), tmp_path, reported.append)
+        assert (survey.chunks, survey.looked_at, reported) == (many, looked_at, [*range(1, many + 1)])
 
 
 def test_the_command_names_only_what_was_wished_for_and_what_differs_has_both_values():

@@ -55,7 +55,7 @@ class Place:
         array.use_run_folder(self.folder / "run")
         self.job_id, rows = str(array.job.job_id), array.run()
         assert list(self.tmp.iterdir()) == [], "nothing stays in the machine's folder"
-        assert not [process for process in psutil.process_iter() if self._is_ours(process)], "nobody is left"
+        assert not [process for process in psutil.process_iter() if self._is_ours(process)], "no one is left"
         return rows
 
     def _is_ours(self, process):
@@ -135,7 +135,7 @@ def test_a_device_is_lent_once_and_other_runs_of_the_machine_get_what_is_left_wh
     assert one.take(0) == () and not (tmp_path / "locks").exists()
     first = one.take(2)
     assert [tokens(first), other.take(3), tokens(one.take(1)), one.take(2)] == ["0,1", None, "2", None]
-    assert one.refusals == [], "nobody else has them"
+    assert one.refusals == [], "no one else has them"
     assert other.take(2) is None
     assert other.refusals == [f"GPU {n} is locked by one" for n in (0, 1, 2)]
     last = other.take(1)
@@ -197,15 +197,19 @@ def test_a_time_limit_warns_the_script_then_terminates_everybody_then_kills(tmp_
     place = Place(tmp_path / "machine", QuickClock())
     (row,) = place.run(
         "#SBATCH --time=0:02 --signal=B:USR1@30",
-        "trap 'echo warned' USR1; trap 'echo told' TERM",
-        "(trap 'echo child told; exit' TERM; while :; do sleep 0.1; done) &",
+        "trap 'echo warned' USR1; trap 'echo reported' TERM",
+        "(trap 'echo child reported; exit' TERM; while :; do sleep 0.1; done) &",
         "setsid sh -c \"trap '' TERM; echo deaf > deaf; while :; do sleep 0.1; done\" &",
         "while :; do sleep 0.1; done",
         kill_wait_s=30.0,
     )  # fmt: skip
     assert (row.state, row.exit_code, row.ends[0]["slurm_exit_code"]) == ("TIMEOUT", 137, "0:9")
     first, *others = row.log.read_text().splitlines()
-    assert (first, {"told", "child told"} <= {*others}, (place.folder / "deaf").exists()) == ("warned", True, True)
+    assert (first, {"reported", "child reported"} <= {*others}, (place.folder / "deaf").exists()) == (
+        "warned",
+        True,
+        True,
+    )
 
 
 def test_one_signal_ends_every_task_in_order_a_second_one_at_once(tmp_path, pages):

@@ -159,11 +159,11 @@ def test_options_arguments_and_set_up_lines_are_filled_in_where_they_belong(tmp_
     show = tmp_path / "show"
     show.write_text('#!/bin/sh\nfor word in "$@"; do echo "$word"; done; echo $STAGE\n')
     show.chmod(0o755)
-    told = filled(
+    reported = filled(
         "single", "source=s", "out=o", f"badcjobs={show}", "args=--max-gpus 2", "args=--engine-arg '--region=a b'",
         "setup=export STAGE=one", "setup=export STAGE=$STAGE-two",
     )  # fmt: skip
-    assert run(told.text, BADCJOBS_ARGS="--retries 3").stdout.splitlines() == [
+    assert run(reported.text, BADCJOBS_ARGS="--retries 3").stdout.splitlines() == [
         "run", "s", "--out", "o", "--max-gpus", "2", "--engine-arg", "--region=a b", "--retries", "3", "one-two",
     ]  # fmt: skip
     twice = filled("sockeye-array", "setup=module load gcc cuda").text

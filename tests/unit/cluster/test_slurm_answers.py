@@ -82,14 +82,14 @@ def test_a_silent_controller_is_asked_on_every_half_minute(answers, caplog, tmp_
     running = lines("4821_0 RUNNING 0", "4821_1 PENDING 0", "4822 PENDING 0")
     ended = lines("4822 COMPLETED 0")
     asked = answers(lines("4821_0 PENDING 0"), running, running, SILENT, SILENT, running, SILENT, ended)
-    clock, told = HandClock(), []
+    clock, reported = HandClock(), []
     started_s = clock.monotonic_s()
     order = cluster.make_order(SubmitSettings(tasks=2), out=tmp_path, run_arguments=("run",))
     result = cluster.SubmitResult(JOB, cluster.ArrayPlan(order, 20, {}), found=False)
-    end = cluster.follow(SLURM, result, clock, cluster.POLL_S, told.append)
+    end = cluster.follow(SLURM, result, clock, cluster.POLL_S, reported.append)
     assert asked.read_text().splitlines() == [ASKED] * 8
     assert clock.monotonic_s() - started_s == 7 * 30
-    assert [line.rpartition("tasks: ")[2] for line in told] == [
+    assert [line.rpartition("tasks: ")[2] for line in reported] == [
         "1 pending, 2 ended", "1 pending, 1 running, 1 ended; merge pending", "3 ended; merge completed",
     ], "one for each change"  # fmt: skip
     assert (end.array, end.merge) == ({}, "COMPLETED")
@@ -97,14 +97,14 @@ def test_a_silent_controller_is_asked_on_every_half_minute(answers, caplog, tmp_
 
 
 def test_a_followed_job_counts_published_chunks_and_remembers_every_end(answers, tmp_path):
-    run, told = tmp_path / "run", []
+    run, reported = tmp_path / "run", []
     TaskFile(run, index=0, states={"c0": "done", "c1": "failed"}).write()
     TaskFile(run, index=0, job_id="4000", states={"c5": "done", "c6": "done"}).write()
     order = cluster.make_order(SubmitSettings(tasks=3), out=run, run_arguments=("run",))
 
     def tell(line):
-        told.append(line)
-        if len(told) == 1:
+        reported.append(line)
+        if len(reported) == 1:
             TaskFile(run, index=1, states={"c2": "done", "c3": "skipped"}).write()
             (run / "tasks" / "4821_2.r0.gpu1.sqlite").write_bytes(b"x" * 4096)
 
@@ -113,7 +113,7 @@ def test_a_followed_job_counts_published_chunks_and_remembers_every_end(answers,
         result = cluster.SubmitResult(JOB, cluster.ArrayPlan(order, 20, {}, redo_all=redo_all), found=False)
         end = cluster.follow(SLURM, result, HandClock(), cluster.POLL_S, tell)
         assert (end.array, end.exit_codes, end.merge) == ({0: "TIMEOUT", 1: "FAILED"}, {1: 2}, "COMPLETED")
-    assert [line.partition(" of 20")[0].rpartition(": ")[2] for line in told] == ["3", "4", "2", "2"]
+    assert [line.partition(" of 20")[0].rpartition(": ")[2] for line in reported] == ["3", "4", "2", "2"]
 
 
 NUMBERS, SAYS = (one.splitlines()[1:] for one in (DATA / "sbatch_answers.txt").read_text().split("=== ")[1:])
@@ -166,7 +166,7 @@ def test_the_end_of_a_task_is_told_by_squeue_accounting_or_its_last_attempt(answ
     assert [state for state, *_ in ends(t0="TIMEOUT")] == ["TIMEOUT", "FAILED", "CANCELLED", None]
     assert asked.read_text() == "-n -X -P -j 4821 -o JobID,State\n"
     ends(t0="COMPLETED", t1="COMPLETED", t2="COMPLETED", t3="FAILED")
-    assert asked.read_text().count("\n") == 1, "nobody is asked what is known"
+    assert asked.read_text().count("\n") == 1, "no one is asked what is known"
 
 
 def test_a_task_has_worked_when_its_last_attempt_has_left_nothing_undone(tmp_path):
@@ -200,10 +200,10 @@ def end(text, index, log=Path("/nowhere/4821_0_0_log.out")):
 def test_the_verdict_the_headline_and_the_lines_follow_from_the_ends(tmp_path, pages):
     cases = {name: [end(one, i) for i, one in enumerate(filter(None, text.split(", ")))] for name, text in ENDS.items()}
     cases["no array"] = [end("FAILED 1", None)]
-    told = {}
+    reported = {}
     for name, ends in cases.items():
         verdict = cluster.verdict_of(ends)
-        told[name] = [verdict, cluster.headline("4821", verdict, ends), *cluster.end_lines("4821", ends)]
+        reported[name] = [verdict, cluster.headline("4821", verdict, ends), *cluster.end_lines("4821", ends)]
     log = tmp_path / "4821_1_0_log.out"
     ends = [end("COMPLETED", 0), end("FAILED 9", 1, log)]
     for name, text in (("no log", None), ("an empty log", ""), ("a log", "x" * 3000 + "\nmodule: command not found\n")):
@@ -211,9 +211,9 @@ def test_the_verdict_the_headline_and_the_lines_follow_from_the_ends(tmp_path, p
             log.write_text(text)
         error = cluster.no_task_started("4821", ends, then="the same command")
         shown = re.sub("x{9,}", lambda one: f"{len(one[0])} × x", str(error))
-        told[f"nobody began, {name}"] = [error.exit_code, *shown.splitlines()]
-    told["with a log"] = cluster.end_lines("4821", ends)
-    pages({"ends.txt": page(told).replace(str(tmp_path), "LOGS")})
+        reported[f"no one began, {name}"] = [error.exit_code, *shown.splitlines()]
+    reported["with a log"] = cluster.end_lines("4821", ends)
+    pages({"ends.txt": page(reported).replace(str(tmp_path), "LOGS")})
 
 
 VIEWS, *blocks = (DATA / "sinfo_views.txt").read_text().split("=== ")

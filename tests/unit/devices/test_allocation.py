@@ -195,7 +195,7 @@ def accepted(budget, in_hand, lanes, *offered):
 def test_a_worker_gets_only_what_it_finishes_after_what_it_has():
     realtime = (1, 1.0, 1.0)
     unlimited = TimeBudget(None, HandClock())
-    unlimited.learn(lambda limit: pytest.fail("nobody needs to know"))
+    unlimited.learn(lambda limit: pytest.fail("no one needs to know"))
     assert accepted(unlimited, {}, 1, 1e9) == [True] and not unlimited.over
     budget, _ = budget_of(3600, realtime)
     assert accepted(budget, {}, 1, 1700, 1700) == [True, True] and not budget.out_of_time

@@ -175,7 +175,7 @@ def locks_of(folder, holder=ALICE):
 
 
 def seen(folder, uuid=CARD):
-    """Return what another run is told, which gives the lock back at once."""
+    """Return what another run is reported, which gives the lock back at once."""
     with locks_of(folder, "run of carol") as carol:
         return carol.claim(uuid)
 

@@ -25,7 +25,7 @@ def bench(monkeypatch):
         one.reader.close()
 
 
-STORIES = {topic: told for topic, told in story_file("device_stories.txt").items() if topic != "amd"}
+STORIES = {topic: reported for topic, reported in story_file("device_stories.txt").items() if topic != "amd"}
 
 
 def uuid_of(device):

@@ -98,8 +98,10 @@ def idle(folder):
 
 
 def tell_ends(folder):
-    for index, told in enumerate(({"state": "FAILED"}, {"state": "CANCELLED by 1000"}, {"state": "COMPLETED"}, [])):
-        (folder / "tasks" / f"4821_{index}.r0.gpu1.slurm.json").write_text(json.dumps(told))
+    for index, announced in enumerate(
+        ({"state": "FAILED"}, {"state": "CANCELLED by 1000"}, {"state": "COMPLETED"}, [])
+    ):
+        (folder / "tasks" / f"4821_{index}.r0.gpu1.slurm.json").write_text(json.dumps(announced))
 
 
 def damage(folder):
@@ -411,7 +413,7 @@ def test_metrics_are_told_where_the_table_says_and_the_same_live_as_in_a_report(
     live, file = names(served(run)), names(reported(run))
     said = []
     for metric in METRICS:
-        where = [name for name, told in (("live", live), ("in a report", file)) if metric.name in told]
+        where = [name for name, announced in (("live", live), ("in a report", file)) if metric.name in announced]
         said.append(f"{metric.name} ({metric.where}): {', '.join(where) or 'never said by these devices'}")
     pages({"metrics.txt": "\n".join(said)})
 
@@ -431,6 +433,6 @@ def test_rows_that_are_in_no_task_yet_are_of_the_source_and_no_chunks_in_both(ru
     with (run.parent / "manifest.csv").open("a") as manifest:
         manifest.writelines(f"rec,{name},{name}.wav,0,30000\n" for name in "ijkl")
     write_record(run, record(0, 1, 2, 3, chunks=12))
-    live, file = ([told[f"badcjobs_{one}"] for one in wanted] for told in (served(run), reported(run)))
+    live, file = ([announced[f"badcjobs_{one}"] for one in wanted] for announced in (served(run), reported(run)))
     assert live[:2] == file[:2] == [12, 3]
     assert live[2] == pytest.approx(file[2])

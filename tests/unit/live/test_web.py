@@ -169,7 +169,7 @@ def test_no_link_and_no_name_leads_out_of_a_run_that_others_may_see(world, tmp_p
     assert [source.log_end(name, 9) for name in ("../secret", "../../secret", "/etc/passwd", "4821_2")] == [None] * 4
     TaskFile(stopped, states={"a": "pending"}, verdict="stopped", job_id="local1").write()
     (stopped / "run.toml").symlink_to(run / "run.toml")
-    assert live.open_run(stopped, world.clock).look().snapshot.total.go_on == (), "nor is it told what is in there"
+    assert live.open_run(stopped, world.clock).look().snapshot.total.go_on == (), "nor does it show what is in there"
     (tmp_path / "may").symlink_to(run)  # the run itself may be named by a link
     assert live.open_run(tmp_path / "may", world.clock).log_end("4821_0.r0.gpu1", 1) == (["line 299"], False)
     assert live.open_run(run / "tasks", world.clock).log_end("4821_0.r0.gpu1", 300) is not None
@@ -191,13 +191,13 @@ def test_metrics_have_what_was_read_in_a_short_time_and_soon_everything(tmp_path
     while (seen := source.look()).snapshot.unread:
         pass
 
-    def told():
+    def reported():
         text = source.prometheus(seen)
         tasks = {int(index) for index in re.findall(r'badcjobs_task_chunks.*task="4821_(\d)', text)}
         assert ("badcjobs_chunks{" in text) == (len(tasks) == 5), "a part of the tasks is no total of the run"
         return tasks
 
-    first, then, last = told(), told(), told()
+    first, then, last = reported(), reported(), reported()
     assert 0 < len(first) < len(then) < len(last) == 5 and first < then
     for number, path in enumerate(paths):
         change(path, "UPDATE task SET exit_code = ?", number)
@@ -206,7 +206,7 @@ def test_metrics_have_what_was_read_in_a_short_time_and_soon_everything(tmp_path
         pass
     for path in paths:
         path.write_bytes(b"damaged since it was looked at")
-    assert told() == told() == last, "what is known stays"
+    assert reported() == reported() == last, "what is known stays"
 
 
 TRAIL = Trail(0, 1000, (50, None, 70), (1, None, 2), (60, None, 61), (200, None, 210))
@@ -216,7 +216,7 @@ FRAME = live.Snapshot(1000, "july", True, (ONE,), (DEVICE,), (), live.Total({"ru
 ALERT = TaskAlert("thermal", "warning", "86 °C", "gpu1", 500, ONE.name, 0, "GPU-a", 86.0, 83.0)
 
 
-class Told:
+class Reported:
     """A hub that reads one snapshot after the other."""
 
     def __init__(self):
@@ -255,26 +255,26 @@ def test_a_listener_hears_all_first_then_only_what_has_changed(pages):
     ]  # fmt: skip
 
     async def story():
-        told = Told()
-        await told.read(course[0])
-        listener = told.hub.join(None)
-        await told.read(*course[1:])
-        return await told.heard(listener)
+        reported = Reported()
+        await reported.read(course[0])
+        listener = reported.hub.join(None)
+        await reported.read(*course[1:])
+        return await reported.heard(listener)
 
     pages({"events.txt": "\n".join(f"{i} {name} {json.dumps(data)}" for i, name, data in asyncio.run(story()))})
 
 
 def test_who_comes_back_hears_what_was_missed_and_who_was_away_too_long_hears_all():
     async def story():
-        told = Told()
-        await told.read(*map(at, range(101)))
-        last = [(i, data["tasks"][0]["done"]) for i, _, data in await told.missed("0-98")]
+        reported = Reported()
+        await reported.read(*map(at, range(101)))
+        last = [(i, data["tasks"][0]["done"]) for i, _, data in await reported.missed("0-98")]
         assert last == [("0-99", 99), ("0-100", 100)]
-        assert [len(await told.missed(f"0-{n}")) for n in (100, 90, 36, 35)] == [0, 10, 64, 1]
+        assert [len(await reported.missed(f"0-{n}")) for n in (100, 90, 36, 35)] == [0, 10, 64, 1]
         for strange in (None, "", "other-1", "0-101", "0--1", "0-x", "0-²", "0-" + "9" * 5000, "🐦"):
-            assert [name for _, name, _ in await told.missed(strange)] == ["snapshot"], strange
-        await told.read(replace(FRAME, unread=9), FRAME)
-        assert (await told.hub.latest()).snapshot.unread, "while a run is read for the first time, no request waits"
+            assert [name for _, name, _ in await reported.missed(strange)] == ["snapshot"], strange
+        await reported.read(replace(FRAME, unread=9), FRAME)
+        assert (await reported.hub.latest()).snapshot.unread, "while a run is read for the first time, no request waits"
 
     asyncio.run(story())
 
@@ -283,11 +283,11 @@ def test_who_comes_back_hears_what_was_missed_and_who_was_away_too_long_hears_al
 @given(st.lists(st.dictionaries(st.integers(0, 5), st.integers(0, 2), max_size=6), min_size=1, max_size=8))
 def test_a_snapshot_and_all_changes_after_it_are_the_newest_snapshot(histories):
     async def story():
-        told, known, last_id = Told(), dict[str, Any](), None
+        reported, known, last_id = Reported(), dict[str, Any](), None
         for number, history in enumerate(histories):
             tasks = tuple(replace(ONE, name=f"t{n}", array_index=n, done=done) for n, done in history.items())
-            await told.read(replace(FRAME, at_ms=number, tasks=tasks))
-            for i, name, event in await told.missed(last_id):
+            await reported.read(replace(FRAME, at_ms=number, tasks=tasks))
+            for i, name, event in await reported.missed(last_id):
                 last_id = i
                 known = {} if name == "snapshot" else known
                 known = {k: v for k, v in known.items() if k not in event.get("gone_tasks", ())}
@@ -299,12 +299,12 @@ def test_a_snapshot_and_all_changes_after_it_are_the_newest_snapshot(histories):
 
 def test_a_listener_too_many_or_too_slow_is_refused_or_cut_off_and_the_end_ends_all():
     async def story():
-        told, cut = Told(), asyncio.Event()
-        await told.read(FRAME)
-        others = [told.hub.join(None) for _ in range(255)]
-        slow = told.hub.join(None)
+        reported, cut = Reported(), asyncio.Event()
+        await reported.read(FRAME)
+        others = [reported.hub.join(None) for _ in range(255)]
+        slow = reported.hub.join(None)
         with pytest.raises(Exception, match=r"too many listeners \(256\)"):
-            told.hub.join(None)
+            reported.hub.join(None)
 
         async def never(message):
             if message["type"] == "websocket.send":
@@ -322,14 +322,14 @@ def test_a_listener_too_many_or_too_slow_is_refused_or_cut_off_and_the_end_ends_
         serving = asyncio.ensure_future(slow(scope, receive, never))
         await asyncio.sleep(0)
         for frames, is_cut in ((range(30), False), (range(30, 33), True)):
-            await told.read(*map(at, frames))
+            await reported.read(*map(at, frames))
             assert cut.is_set() == is_cut
         await serving
-        assert slow not in told.hub.listeners
-        told.hub.close()
-        assert len(await told.heard(others[0])) == 34
+        assert slow not in reported.hub.listeners
+        reported.hub.close()
+        assert len(await reported.heard(others[0])) == 34
         with pytest.raises(Exception, match="too many listeners"):
-            told.hub.join(None)
+            reported.hub.join(None)
 
     asyncio.run(story())
 
@@ -346,12 +346,12 @@ def test_a_disk_that_hangs_or_fails_stops_answers_but_not_the_server(world, page
     errors = {"hanging": None, "failing": DatabaseProblem("the folder is gone"), "wrong": ZeroDivisionError("a secret")}
 
     async def story():
-        said, told = list[str](), ("status", "error", "trouble", "at_ms", "looks", "matched")
+        said, reported = list[str](), ("status", "error", "trouble", "at_ms", "looks", "matched")
 
         async def tell(step, *paths):
             for path in paths:
                 one = await world.get(path)
-                words = {key: value for key, value in one.json().items() if key in told}
+                words = {key: value for key, value in one.json().items() if key in reported}
                 said.append(f"{step}: {path} → {one.status_code} {one.headers.get('retry-after')} {words}")
 
         await tell("at first", "/api/tasks")

@@ -161,8 +161,8 @@ def test_all_that_is_found_is_shown_with_what_was_asked_for(login_node, pages):
         assert (document["problems"], document["warnings"]) == (ranks.count("problem"), ranks.count("warning"))
         lines.append(f"{document['verdict']} on {document['site']}")
         lines += [f"asked: {asked}", f"source: {found.source}"]
-        told = [one for one in found.findings if one.subject != "GPUs"]
-        lines += [f"{one.severity} {one.subject}: {one.text} try: {one.fix}" for one in told]
+        reported = [one for one in found.findings if one.subject != "GPUs"]
+        lines += [f"{one.severity} {one.subject}: {one.text} try: {one.fix}" for one in reported]
     pages({"orders.txt": login_node.plain("\n".join(lines))})
 
 

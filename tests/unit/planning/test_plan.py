@@ -272,7 +272,7 @@ def test_the_speed_of_a_job_is_that_of_its_working_gpus_and_its_slowest_twentiet
 
 
 def test_each_length_that_recordings_were_cut_to_is_measured_and_a_mean_is_none(tmp_path):
-    """Of 1,000 s in chunks of 300, the mean is 250: nobody has run that."""
+    """Of 1,000 s in chunks of 300, the mean is 250: no one has run that."""
     cut = [(60.0, 1_000.0, 20), (300.0, 1_000.0, 4), (300.0, 3_000.0, 12), (None, 900.0, 2)]
     tasks = [
         task_of(n, audio_s, done=done, workers=2, settings=json.dumps({"chunk_length": length_s}))

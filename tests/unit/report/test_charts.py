@@ -51,7 +51,7 @@ def models(value, place):
 
 
 def plain(value):
-    """Return a number, a text, or the columns of a table; None: a model, which is told by itself."""
+    """Return a number, a text, or the columns of a table; None: a model, which is reported by itself."""
     if not isinstance(value, dict):
         return None if isinstance(value, list) and value and isinstance(value[0], dict) else value
     if value.get("type") == "map":

@@ -30,7 +30,7 @@ NASTY = "q\"'<script>\n\u2028"
 def say(folder, order):
     """Export; return the files, the notes and the progress as text."""
     stdout, heard = io.BytesIO(), []
-    files, notes = export(order, stdout, lambda *told: heard.append(told[: 2 if told[2] is None else 3]))
+    files, notes = export(order, stdout, lambda *reported: heard.append(reported[: 2 if reported[2] is None else 3]))
     lines = [f"{file.path}: {file.rows} rows of {file.table}" for file in files]
     lines += [f"note: {note}" for note in notes] + [f"progress: {heard}"]
     shown = stdout.getvalue().decode()

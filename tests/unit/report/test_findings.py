@@ -123,7 +123,7 @@ FACTS = Lines(
 )  # fmt: skip
 
 
-def told(findings, known):
+def reported(findings, known):
     """Return findings as text; advice that the page has already is left out."""
     lines = []
     for one in findings:
@@ -150,7 +150,7 @@ def test_each_finding_is_made_at_its_threshold_and_not_below(pages, topic):
         found = find(FACTS.read(facts))
         assert found != before or not name.replace(".", "").isdigit(), f"{name}: the same is found as before"
         before = found
-        said.append(f"{name}:\n{told(found, known)}")
+        said.append(f"{name}:\n{reported(found, known)}")
     pages({"findings.txt": "\n".join(said)})
 
 

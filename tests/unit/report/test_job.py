@@ -153,7 +153,7 @@ STATES = {"d": "done", "f": "failed", "x": "poison", "p": "pending", "s": "skipp
 
 
 def manifest(path, rows, prefix="c"):
-    """Write a manifest of one recording; nobody needs its audio to count its rows."""
+    """Write a manifest of one recording; no one needs its audio to count its rows."""
     chunks = [f"{prefix}{row}" for row in range(rows)] if isinstance(rows, int) else rows
     lines = [f"rec,{chunk},{chunk}.wav,0,30000\n" for chunk in chunks]
     path.write_text("recording_id,chunk_id,source_path,start_ms,end_ms\n" + "".join(lines))
@@ -218,7 +218,7 @@ class Run:
         write_record(self.folder, Record("slurm", submitted, words, 8, START_MS, options if asked else None))
 
 
-def told(job, folder):
+def reported(job, folder):
     """Return a proof as text: whatever is not as by default."""
     summary = summarize_database(job)
     proof = summary.completeness
@@ -256,7 +256,7 @@ def test_a_job_is_compared_with_its_source_and_what_finishes_it_is_told(tmp_path
             if word not in ("array", "source"):
                 getattr(run, word)(*args, **values)
         job = run.folder / "job.sqlite" if known else run.merge()
-        said.append(f"## {name}\n{told(job, told_of)}")
+        said.append(f"## {name}\n{reported(job, told_of)}")
     pages({"proofs.txt": "\n".join(said)})
 
 
@@ -268,21 +268,21 @@ def test_a_job_database_elsewhere_is_compared_with_the_runs_of_its_task_files(tm
 
     first, second = map(wave, "pq")
     (tmp_path / "link").symlink_to(first.folder)
-    said = {"above it": told(first.merge(target=tmp_path / "all.sqlite"), tmp_path)}
+    said = {"above it": reported(first.merge(target=tmp_path / "all.sqlite"), tmp_path)}
     first.task(1, " d d", prefix="p", job_id="p")
     one, other = sorted((first.folder / "tasks").iterdir())
     target = tmp_path / "two paths.sqlite"
     merge(MergeOrder([one, tmp_path / "link" / "tasks" / other.name], target), CLOCK)
-    said["given by two paths"] = told(target, tmp_path)
+    said["given by two paths"] = reported(target, tmp_path)
     (tmp_path / "both").mkdir()
     both = first.merge(second.folder, target=tmp_path / "both" / "job.sqlite")
-    said["two waves"] = told(both, tmp_path)
+    said["two waves"] = reported(both, tmp_path)
     second.task(1, " d d", prefix="q", job_id="q")
-    said["two waves, done"] = told(first.merge(second.folder, target=both), tmp_path)
+    said["two waves, done"] = reported(first.merge(second.folder, target=both), tmp_path)
     second.source.unlink()
-    said["a source is gone"] = told(both, tmp_path)
+    said["a source is gone"] = reported(both, tmp_path)
     (second.folder / "run.toml").unlink()
-    said["one has no run.toml"] = told(both, tmp_path)
+    said["one has no run.toml"] = reported(both, tmp_path)
     pages({"proofs.txt": "\n".join(f"## {name}\n{text}" for name, text in said.items())})
 
 
@@ -303,7 +303,7 @@ def test_recordings_left_out_are_named_and_neither_done_nor_missing(tmp_path, pa
         summary = summarize_database(job)
         lines = [f"  {name}: {line}" for name, line in report.headlines(summary) if name in ("source", "places")]
         notes = report.export(report.ExportOrder(job, "csv", tmp_path / "out.csv"), BytesIO())[1]
-        said.append("\n".join([f"## {what}: {report.verdict_of(summary).outcome}", told(job, tmp_path), *lines,
+        said.append("\n".join([f"## {what}: {report.verdict_of(summary).outcome}", reported(job, tmp_path), *lines,
                                *(f"  note of the export: {note}" for note in notes)]))  # fmt: skip
 
     tell("one is in no task", "dddpp", dated, undated, nowhere, lost, lost)

@@ -81,11 +81,11 @@ def differences(before, variants, *names):
     for name in names:
         usual, said = FORMS[name](before).splitlines(), list[str]()
         for variant, summary in variants.items():
-            told = FORMS[name](summary).splitlines()
+            reported = FORMS[name](summary).splitlines()
             if name == "report.txt":
-                assert all(line.isprintable() for line in told)
-                assert max(map(columns_of, told)) <= 100 or "long" in variant
-            lines = list(difflib.unified_diff(usual, told, n=0, lineterm=""))[2:]
+                assert all(line.isprintable() for line in reported)
+                assert max(map(columns_of, reported)) <= 100 or "long" in variant
+            lines = list(difflib.unified_diff(usual, reported, n=0, lineterm=""))[2:]
             said += [f"## {variant}", *(line for line in lines if not line.startswith("@@"))]
         found[name] = "\n".join(said)
     return found
@@ -396,7 +396,7 @@ def test_promtool_is_content_with_every_metric_and_each_is_in_the_guide_and_said
 
 
 def test_energy_never_falls_when_the_better_of_two_measurements_changes():
-    told = list[float]()
+    reported = list[float]()
     for counted_j, counted_s, integrated_j in (
         (0.5, 0.1, None),
         (None, None, 500.0),
@@ -409,8 +409,8 @@ def test_energy_never_falls_when_the_better_of_two_measurements_changes():
             "energy_integrated_j": integrated_j,
         }
         job = summarize(replace(JOB, devices=(replace(device(), span_s=20.0, **energy),)))
-        told += [value for name, value, _ in job_samples(job, "july") if name.endswith("energy_joules_total")]
-    assert told == [0.5, 0.5, 500, 500, 510, 510, 980, 980]
+        reported += [value for name, value, _ in job_samples(job, "july") if name.endswith("energy_joules_total")]
+    assert reported == [0.5, 0.5, 500, 500, 510, 510, 980, 980]
 
 
 def test_a_page_shows_the_first_rows_of_a_large_job_and_how_to_get_all():

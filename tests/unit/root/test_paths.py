@@ -121,7 +121,7 @@ def test_work_done_earlier_is_looked_for_in_every_database_but_those_of_siblings
                  ".4700_0.r0.gpu1.sqlite", ".4700_0.r0.gpu1.sqlite.9.tmp", "4700_0.r0.gpu1.log",
                  "4700_4.r0.gpu1.sqlite"):  # fmt: skip
         (run.tasks / name).touch()
-    os.mkfifo(run.tasks / "4700_2.r0.gpu1.sqlite")  # nobody ever comes to the end of that
+    os.mkfifo(run.tasks / "4700_2.r0.gpu1.sqlite")  # no one ever comes to the end of that
     found = run.earlier_databases(KEY, {"4700_4.r0.gpu1.sqlite"})
     assert [path.name for path in found] == sorted(asked)
 

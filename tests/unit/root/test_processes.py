@@ -120,12 +120,12 @@ def test_a_wrong_prefix_is_refused_and_a_worker_sees_only_its_own_device(tmp_pat
         with pytest.raises(BadcjobsError) as refused:
             root.parse_prefix(text, str(tmp_path))
         said.append(f"{refused.value}\n  exit code {refused.value.exit_code}")
-    told = {"refusals.txt": "\n\n".join(said)}
+    reported = {"refusals.txt": "\n\n".join(said)}
     assert root.parse_prefix("sh -c 'a b'", os.environ["PATH"]) == ["sh", "-c", "a b"]
     for name, device in {"nvidia": NVIDIA, "amd": AMD, "token": Device("2", "no library"), "cpu": None}.items():
         env = root.worker_environment(GIVEN, WorkerPlan(0, device, 7, 3))
-        told[f"{name}.txt"] = "\n".join(f"{key}={value}" for key, value in sorted(env.items()))
-    pages(told)
+        reported[f"{name}.txt"] = "\n".join(f"{key}={value}" for key, value in sorted(env.items()))
+    pages(reported)
     assert root.worker_environment({"OMP_NUM_THREADS": "9"}, WorkerPlan(0, None, None, 2))["OMP_NUM_THREADS"] == "9"
 
 

@@ -180,10 +180,10 @@ def test_a_run_toml_that_was_changed_is_refused_by_name(tmp_path, pages):
 
 
 def test_the_command_that_resumes_a_run_works_from_any_folder(tmp_path, pages):
-    told = RunSettings(Path("runs/july"), hawkears_root="../HawkEars", hawkears_python="venv/bin/python", keep_raw=True,
-                       simulate="/data/tape", telemetry=False, shard="0/2", resume=False, stop_after="9",
+    given = RunSettings(Path("runs/july"), hawkears_root="../HawkEars", hawkears_python="venv/bin/python",
+                       keep_raw=True, simulate="/data/tape", telemetry=False, shard="0/2", resume=False, stop_after="9",
                        retry_failed=False)  # fmt: skip
-    also = json.loads(told.to_json(Path("/ada")))
+    also = json.loads(given.to_json(Path("/ada")))
     runs = {"plain": SOME, "all": ALL, "cut": CUT, "python": replace(SOME, engine="hawkears")}
     said = [f"{name}: {frozen(run).command_line(Path('/runs/july'), also)}" for name, run in runs.items()]
     for many in (3961, 3962):  # as long as one line of a terminal can be

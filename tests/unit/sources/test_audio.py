@@ -93,8 +93,8 @@ def test_the_header_of_every_file_tells_what_is_there_and_what_should_be(tmp_pat
         sizes = ", ".join(str(ALONE.size_bytes(path, *part)) for part in ((0, math.inf), (0.5, 0.75), (3, 2)))
         try:
             with path.open("rb") as file:
-                told = read_wav_header(file)
-            frames = f"{told.frames} of {told.frame_bytes} from {told.data_start}, {told.missing_frames} missing"
+                wav = read_wav_header(file)
+            frames = f"{wav.frames} of {wav.frame_bytes} from {wav.data_start}, {wav.missing_frames} missing"
         except NotWav as problem:
             frames = str(problem)
         lines.append(f"{name}: {said} | cut: {lengths}; {sizes} bytes | {frames}")

@@ -18,7 +18,7 @@ from support.filesystems import powerless_folder
 from support.source_files import read_cases, write_files
 
 
-def told(sources, **options):
+def reported(sources, **options):
     """Return what a run and a plan make of sources, the identities that others read, and all that is remarked."""
     lines = [f"$ {' '.join([sources, *(f'{name}={value}' for name, value in options.items())])}"]
     length_s, root, position = (options.get(name) for name in ("length", "root", "position"))
@@ -62,7 +62,7 @@ def run_lines(sources, shard):
         again = sources.read_identities(lambda row, part, key: identities.append(key))
         assert shard or not keys or (identities, again.notes()) == (keys, remarks.notes())
     except BadInput:
-        assert not keys, "whoever reads the names alone refuses less"
+        assert not keys, "a reader of the names alone refuses less"
     return lines
 
 
@@ -107,7 +107,7 @@ def test_a_source_is_listed_planned_or_refused(topic, tmp_path, monkeypatch, pag
         (tmp_path / f"{number:02}").mkdir()
         monkeypatch.chdir(tmp_path / f"{number:02}")
         write_files(files)
-        said.append(f"## {name}\n{told(' '.join(sources), **options)}\n")
+        said.append(f"## {name}\n{reported(' '.join(sources), **options)}\n")
     pages({"listing.txt": "\n".join(said)})
 
 
@@ -118,7 +118,7 @@ def test_what_may_not_be_read_costs_only_itself_and_says_why(pages):
         closed = ("closed", "audio/shut", "audio/secret.wav", "secret.csv")
         for name in closed:
             Path(name).chmod(0)
-        said = {f"{name.partition('.')[0]}.txt": told(name) for name in ("audio", "closed", "m.csv", "secret.csv")}
+        said = {f"{name.partition('.')[0]}.txt": reported(name) for name in ("audio", "closed", "m.csv", "secret.csv")}
         plans = []
         for names in (["audio", "closed"], ["o.csv"], ["n.csv"], ["audio/secret.wav"]):
             try:

@@ -174,5 +174,5 @@ def test_names_of_files_stay_in_their_folder_and_differ():
     assert {name: safe_name(name) for name in names} == names
     assert len(safe_name(long).encode()) <= 240 and safe_name(long) != safe_name(long + "x")
     areas = ["all", "ALL", "a", "A", ".x", None]
-    told = area_names(areas, taken="all", nameless="none")
-    assert [told[area] for area in areas] == ["all~2", "ALL~3", "a", "A~2", "%2Ex", "none"]
+    reported = area_names(areas, taken="all", nameless="none")
+    assert [reported[area] for area in areas] == ["all~2", "ALL~3", "a", "A~2", "%2Ex", "none"]

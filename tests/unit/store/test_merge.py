@@ -39,7 +39,7 @@ def written(run, index, *chunks, **more):
     return TaskFile(run, index=index, states=dict.fromkeys(chunks, "done"), **more).write()
 
 
-def told(outcome, what="status"):
+def reported(outcome, what="status"):
     return {Path(file.path).name: getattr(file, what) for file in outcome.files if getattr(file, what)}
 
 
@@ -266,7 +266,7 @@ def test_a_file_that_is_gone_or_belongs_to_another_task_now_keeps_the_rows_it_ga
     shutil.copy(written(tmp_path / "x", 2, "c"), second)
     names = (first.name, second.name, f"{second.name} (before 4821_2.r0.gpu1 replaced it)")
     for _ in range(2):
-        assert told(merge_run(tmp_path, tmp_path / "tasks")) == dict.fromkeys(names, "merged")
+        assert reported(merge_run(tmp_path, tmp_path / "tasks")) == dict.fromkeys(names, "merged")
         assert query(tmp_path / "job.sqlite", "SELECT chunk_id FROM detection ORDER BY 1") == [("a",), ("b",), ("c",)]
 
 
@@ -277,7 +277,7 @@ def test_a_file_that_was_overwritten_with_that_of_another_task_is_the_copy(tmp_p
     if is_merged_before:
         merge_run(tmp_path)
     shutil.copy(files[healthy], files[victim])
-    statuses = told(merge_run(tmp_path))
+    statuses = reported(merge_run(tmp_path))
     assert (statuses[files[healthy].name], statuses[files[victim].name]) == ("merged", "copy")
 
 
@@ -322,7 +322,7 @@ def test_live_files_left_behind_complete_the_published_one_and_take_nothing_away
         if order[0] == recorder:
             alone = merge_run(tmp_path, recorder, written(tmp_path, 5, "z"))
             why = "a recorder's live file; the file of its task was not given"
-            assert told(alone, "reason") == {recorder.name: why}
+            assert reported(alone, "reason") == {recorder.name: why}
         for place in order:
             merge_run(tmp_path, place)
         outcome = merge_run(tmp_path, *order)
@@ -344,7 +344,7 @@ def test_a_file_that_is_published_again_while_it_is_merged_is_read_as_one_or_the
         (tmp_path / f"before-{tasks[2].samples}").hardlink_to(tasks[2].path)  # its number is not given to the next one
         tasks[2].write()
 
-    assert set(told(merge_run(tmp_path, progress=publish_again)).values()) == {"merged"}
+    assert set(reported(merge_run(tmp_path, progress=publish_again)).values()) == {"merged"}
     assert count(tmp_path, "sample") in (95, 100)
     assert merge_run(tmp_path).read <= 1
     assert count(tmp_path, "sample") == 60 + tasks[2].samples
@@ -394,9 +394,9 @@ def test_a_file_whose_rows_do_not_arrive_or_arrive_twice_is_left_out_and_named(
     same = {"host_sample": "at_ms = new.at_ms", "attempt": "attempt_id = new.attempt_id"}
     grown(tmp_path, more, trigger.format(table, same.get(table, "rowid = new.rowid")))
     outcome = merge_run(tmp_path)
-    assert Counter(told(outcome).values()) == {"merged": 1, "skipped": more}
+    assert Counter(reported(outcome).values()) == {"merged": 1, "skipped": more}
     words = f"{table} rows in the file: {sent}, in job.sqlite: {came}"
-    assert all(words in reason for reason in told(outcome, "reason").values())
+    assert all(words in reason for reason in reported(outcome, "reason").values())
     assert [count(tmp_path, name) for name in ("task", "chunk", "sample", "detection", "gap")] == [1, 1, 3, 1, 0]
     assert names_in(tmp_path) == ["job.sqlite", "tasks"], "no draft, journal or lock"
 
@@ -438,12 +438,12 @@ def test_a_job_database_that_cannot_be_read_is_put_aside_and_never_overwrites_an
     for aside in ("job.sqlite.damaged", "job.sqlite.damaged.2"):
         (tmp_path / "job.sqlite").write_text(aside)
         outcome = merge_run(tmp_path)
-        assert told(outcome) == {path.name: "merged", aside: "skipped"}
+        assert reported(outcome) == {path.name: "merged", aside: "skipped"}
         assert [file.path for file in outcome.files if file.lost_something] == [aside]
         assert (tmp_path / aside).read_text() == aside
-    assert told(merge_run(tmp_path)) == {path.name: "merged", aside: "skipped"}
+    assert reported(merge_run(tmp_path)) == {path.name: "merged", aside: "skipped"}
     (tmp_path / aside).unlink()
-    assert told(merge_run(tmp_path)) == {path.name: "merged"}, "what is gone is forgotten"
+    assert reported(merge_run(tmp_path)) == {path.name: "merged"}, "what is gone is forgotten"
 
 
 def test_a_disk_that_fills_up_or_is_read_only_leaves_the_old_file_and_nothing_else(tmp_path):
@@ -502,13 +502,13 @@ def test_a_merge_waits_for_another_one_until_that_has_ended_or_is_silent(tmp_pat
     for pid, process, passes_s in ((77, here, 0), (77, None, 31), (os.getpid(), here, 31)):
         holder = Holder("a-node", pid, process, 10.0, START_MS, works=True)
         (tmp_path / ".merge-job.sqlite-0").write_text(json.dumps(asdict(holder)))
-        clock, told = HandClock(), list[str]()
+        clock, reported = HandClock(), list[str]()
         began_s = clock.monotonic_s()
-        with merge_lock(target, clock, tell=told.append):
+        with merge_lock(target, clock, tell=reported.append):
             assert len(names_in(tmp_path)) == 1
         assert names_in(tmp_path) == [], "nothing is left"
         assert clock.monotonic_s() - began_s == pytest.approx(passes_s, abs=1.1)
-        assert told == [f"another merge is running on a-node, process {pid}; waiting for it"] * (passes_s > 0)
+        assert reported == [f"another merge is running on a-node, process {pid}; waiting for it"] * (passes_s > 0)
     with largest_file(0), pytest.raises(OSError), merge_lock(target, HandClock(), tell=print):
         pass
     assert names_in(tmp_path) == [], "no empty lease for which there was no room"

@@ -129,8 +129,8 @@ def test_what_becomes_of_a_file_is_said_and_it_is_never_changed(template, tmp_pa
         before = {path: path.read_bytes() for path in run.victim.parent.iterdir()}
         file = run.merge()[run.victim.name]
         assert {path: path.read_bytes() for path in run.victim.parent.iterdir()} == before
-        told = "SELECT status, reason FROM source_file WHERE path = ?"
-        assert query(run.folder / "job.sqlite", told, f"tasks/{run.victim.name}") == [(file.status, file.reason)]
+        reported = "SELECT status, reason FROM source_file WHERE path = ?"
+        assert query(run.folder / "job.sqlite", reported, f"tasks/{run.victim.name}") == [(file.status, file.reason)]
         assert query(run.folder / "job.sqlite", "PRAGMA integrity_check") == [("ok",)]
         assert file.lost_something is (file.status in ("skipped", "salvaged"))
         said.append(f"{kind}: {file.status}, {file.rows_lost} rows lost; {file.reason}")
@@ -173,7 +173,7 @@ def test_any_damage_is_noticed_counted_and_healed_by_an_earlier_merge_or_the_who
         assert file.rows_lost is None or file.rows_lost >= ROWS - 3 - sum(run.counts().values())
     os.utime(run.victim, (1, 1))
     run.victim.write_bytes(whole)
-    assert run.merge()[run.victim.name].status == "merged", "a file that is mended is read again"
+    assert run.merge()[run.victim.name].status == "merged", "a file that is repaired is read again"
     assert run.counts() == WHOLE
     run.victim.write_bytes(damaged)
     run.merge()
@@ -290,7 +290,7 @@ def test_what_is_no_file_is_named_every_time_and_what_may_not_be_read_is_read_wh
         assert run.counts()["chunk"] == CHUNKS
         closed.chmod(0)
         TaskFile(folder, index=1, states={"healthy": "done"}, samples=3).write()
-        assert run.merge()[closed.name].status == "merged", "it has not changed: nobody needs to open it"
+        assert run.merge()[closed.name].status == "merged", "it has not changed: no one needs to open it"
         closed.chmod(0o600)
         (folder / "job.sqlite").unlink()
         other.parent.chmod(0)
@@ -319,10 +319,10 @@ def test_damaged_copies_and_earlier_publications_complete_each_other_in_any_orde
             outcome = merge_run(tmp_path, path, target=f"{number}/job.sqlite")
         job = tmp_path / str(number) / "job.sqlite"
         assert {table: Counter(query(job, f"SELECT * FROM {table}")) for table in tables} == wanted, order
-        told = Counter(file.status for file in outcome.files)
-        assert told["copy"] == len(order) - 1
+        reported = Counter(file.status for file in outcome.files)
+        assert reported["copy"] == len(order) - 1
         assert {file.rows_lost for file in outcome.files if file.status != "copy"} <= {0, None}, "no row is missing"
-        assert late not in order or told["merged"] == 1
+        assert late not in order or reported["merged"] == 1
 
 
 def test_detections_of_a_chunk_whose_row_is_lost_are_not_doubled_by_a_second_attempt(tmp_path):

@@ -47,13 +47,13 @@ def test_the_published_file_has_what_is_committed_in_both_and_is_sealed_and_alon
     live.recorder.open_gap(None, None, 3, 4, "the recorder's")
     with live.wrapper.batch():
         live.wrapper.add_gap(None, 1, 2, "not committed yet")
-        assert publish(live.paths, target, gaps=[(5, 9, "of whoever publishes")]) == target.stat().st_size
+        assert publish(live.paths, target, gaps=[(5, 9, "of the publishing user")]) == target.stat().st_size
     assert query(target, CONTENT) == [(4, 4)]
     by_device = "SELECT device_index, at_ms - ?, utilization_percent FROM sample JOIN device USING (device_id)"
     assert sorted(query(target, by_device, START_MS)) == [(0, 0, 0), (0, 2000, 2), (1, 1000, 1), (1, 3000, 3)]
     ids = [device_id for (device_id,) in query(target, "SELECT device_id FROM sample ORDER BY rowid")]
     assert ids == sorted(ids), "device by device"
-    gaps = [(1, 2, "the wrapper's"), (3, 4, "the recorder's"), (5, 9, "of whoever publishes")]
+    gaps = [(1, 2, "the wrapper's"), (3, 4, "the recorder's"), (5, 9, "of the publishing user")]
     found = query(target, "SELECT task_id, device_id, from_ms, to_ms, reason FROM gap ORDER BY from_ms, reason")
     assert found == [(KEY.task_id, None, *gap) for gap in gaps]
     assert query(target, "SELECT samples FROM device_total") == [(2,), (2,)]
@@ -340,7 +340,7 @@ def test_what_killed_tasks_of_this_machine_left_is_published_once(tmp_path, monk
     of_others = [
         unknown, leave(run, None, 5, job="4900"), leave(RunFolder(tmp_path / "elsewhere"), node, 3),
         leave(run, node, 6, hostname="there", **rebooted), leave(run, None, 8, **rebooted),
-    ]  # fmt: skip  # nobody's; of our own array; of another run; of other nodes
+    ]  # fmt: skip  # of no run; of our own array; of another run; of other nodes
     with monkeypatch.context() as patch:
         patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
         store.publish_left_behind(run, mine, key, hostname="here")
@@ -359,11 +359,11 @@ def test_what_killed_tasks_of_this_machine_left_is_published_once(tmp_path, monk
 
 def lock_elsewhere(lock, then=lambda: None):
     """Let another process lock a folder, and return what lets it go on to its end."""
-    (its_word, told), (waits, go) = os.pipe(), os.pipe()
+    (its_word, reported), (waits, go) = os.pipe(), os.pipe()
     if (child := os.fork()) == 0:
         os.close(go)
         with lock():
-            os.write(told, b".")
+            os.write(reported, b".")
             os.read(waits, 1)
             then()
         os._exit(0)
@@ -464,7 +464,7 @@ def test_a_folder_is_taken_over_only_after_its_owner_and_by_one(tmp_path):
     folder.path.mkdir()
     assert not take_over(folder, 1.0, HandClock()), "there is nothing to publish"
     folder.wrapper_file.touch()
-    assert take_over(folder, 1.0, HandClock()), "there was no room for an owner file: nobody else can take it"
+    assert take_over(folder, 1.0, HandClock()), "there was no room for an owner file: no one else can take it"
     owner = store.Owner.of(tmp_path / "x.sqlite", "mark", shared=False, hostname="here")
     end = lock_elsewhere(lambda: nullcontext(store.hold(folder, owner)))
     clock = HandClock()
@@ -473,6 +473,6 @@ def test_a_folder_is_taken_over_only_after_its_owner_and_by_one(tmp_path):
     assert clock.monotonic_s() - before_s == pytest.approx(3.0, abs=0.2)
     end()
     assert take_over(folder, 3.0, clock)
-    assert clock.monotonic_s() - before_s == pytest.approx(3.0, abs=0.2), "it does not wait for nobody"
+    assert clock.monotonic_s() - before_s == pytest.approx(3.0, abs=0.2), "it does not wait without a reason"
     folder.remove()
     assert not take_over(folder, 1.0, HandClock()), "it is published already"

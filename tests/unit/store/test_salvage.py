@@ -201,7 +201,7 @@ def lose_task_row(path):
     return path
 
 
-def told(rows, table):
+def reported(rows, table):
     """Return what the rows of a table say, without what is not known."""
     found = sorted(row[1:] for name, row in rows if name == table)
     return [{n: v for n, v in zip(columns_of(table), row, strict=True) if v is not None} for row in found]
@@ -211,13 +211,13 @@ def test_a_lost_task_row_is_made_anew_and_counts_as_lost(original, copy, tmp_pat
     forge(copy, "sample", "task_id", original.task_id ^ 1 << 40)  # a flipped bit is no second task
     saved, lost, rows = salvaged(lose_task_row(copy))
     assert (saved["task"], lost) == (0, {"task": 1, "sample": 1})
-    assert told(rows, "task") == [{
+    assert reported(rows, "task") == [{
         "task_id": original.task_id, "name": copy.stem, "job_id": "4821", "array_index": 0, "restart": 0,
         "node": "gpu1", "telemetry": 1, "version": "unknown", "started_at_ms": START_MS,
     }]  # fmt: skip
     assert [table for table, _ in as_read(original.rows) - as_read(rows)] == ["sample"]
     silent = lose_task_row(TaskFile(tmp_path / "x", states={"a": "done"}, samples=0).write())
-    (task,) = told(salvaged(silent)[2], "task")
+    (task,) = reported(salvaged(silent)[2], "task")
     assert (task["telemetry"], task["started_at_ms"]) == (0, START_MS)
 
 
@@ -241,7 +241,7 @@ def test_lost_devices_are_made_anew_from_their_samples(original, copy):
     saved, lost, rows = salvaged(copy)
     assert as_read(rows) == as_read({row for row in original.rows if row[0] != "device"})
     facts = {"task_id": original.task_id, "token": "?", "backend": "none", "why": MADE_ANEW}
-    assert told(rows, "device") == [{"device_id": device, **facts} for device in devices]
+    assert reported(rows, "device") == [{"device_id": device, **facts} for device in devices]
     assert (saved["device"], lost) == (0, {"device": 2})
 
 
@@ -250,8 +250,8 @@ def test_a_chunk_whose_detections_are_lost_is_to_be_done_again(original, copy):
     damage.zero_page(copy, next(n for n, page in pages.items() if page.count(b"OVEN") > 3))
     saved, lost, rows = salvaged(copy)
     assert lost == {"detection": CHUNKS * len(LABELS) - saved["detection"]}
-    heard = [row["chunk_id"] for row in told(rows, "detection")]
-    chunks = [chunk for chunk in told(rows, "chunk") if chunk["chunk_id"].startswith("chunk-")]
+    heard = [row["chunk_id"] for row in reported(rows, "detection")]
+    chunks = [chunk for chunk in reported(rows, "chunk") if chunk["chunk_id"].startswith("chunk-")]
     for chunk in chunks:
         wanted = ("done", 4) if heard.count(chunk["chunk_id"]) == 4 else ("pending", None)
         assert (chunk["status"], chunk.get("detections")) == wanted

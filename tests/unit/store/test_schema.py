@@ -59,10 +59,10 @@ def test_tables(databases, pages):
 
 def test_every_column_is_explained_in_the_database_and_in_the_guide(databases):
     job, page = databases["job"], read_topic("tables")
-    told = {(table, column): text for table, column, text in query(job, "SELECT * FROM column_help")}
+    reported = {(table, column): text for table, column, text in query(job, "SELECT * FROM column_help")}
     tables = query(job, "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")
-    assert set(told) == {(table, column[0]) for (table,) in tables for column in columns(job, table)}
-    assert all(len(text) >= 4 for text in told.values())
+    assert set(reported) == {(table, column[0]) for (table,) in tables for column in columns(job, table)}
+    assert all(len(text) >= 4 for text in reported.values())
     for table in (*store.JOB_TABLES, *store.JOB_VIEWS):
         assert f"## {table.name}\n" in page
         assert [c.name for c in table.columns if f"    {c.name} " not in page] == []

@@ -35,8 +35,8 @@ def refusal(run):
         with pytest.raises(DatabaseProblem, match="no task database in ") as unmerged:
             finish_job(store.MergeOrder([given], run / "job.sqlite"), SystemClock())
         errors.append(unmerged.value)
-    (told,) = {f"why: {error.why}\ntry: {error.fix}\n" for error in errors}
-    return told.replace(str(run), "RUN")
+    (reported,) = {f"why: {error.why}\ntry: {error.fix}\n" for error in errors}
+    return reported.replace(str(run), "RUN")
 
 
 def test_before_any_task_the_command_that_helps_is_named(tmp_path, pages):
@@ -211,7 +211,7 @@ def test_the_record_beside_a_task_database_is_read_where_it_makes_sense(tmp_path
     files = [TaskFile(tmp_path, index=n, samples=0).write() for n in range(len(RECORDS) + 1)]
     for path, text in zip(files, RECORDS, strict=False):
         path.with_suffix(".slurm.json").write_text(text)
-    os.mkfifo(files[-1].with_suffix(".slurm.json"))  # keeps nobody waiting
+    os.mkfifo(files[-1].with_suffix(".slurm.json"))  # keeps no one waiting
     assert merged(tmp_path) == [*RECORDS.values(), UNTOLD]
     assert [store.read_end_beside(path) for path in files] == [*(end[0] for end in RECORDS.values()), None]
 
@@ -238,12 +238,12 @@ def ask(run, **task):
 
 
 def end(run, state, index, from_s=0, to_s=60, exit_code="0:0"):
-    told = {"array_index": index, "state": state, "exit_code": exit_code, "written_by": "jobcomp"}
-    told |= {"start_s": START_MS // 1000 + from_s, "end_s": START_MS // 1000 + to_s}
+    reported = {"array_index": index, "state": state, "exit_code": exit_code, "written_by": "jobcomp"}
+    reported |= {"start_s": START_MS // 1000 + from_s, "end_s": START_MS // 1000 + to_s}
     ends = run / "spool" / "ends" / "4821.jsonl"
     ends.parent.mkdir(parents=True, exist_ok=True)
     with ends.open("a") as file:
-        file.write(json.dumps(told) + "\n")
+        file.write(json.dumps(reported) + "\n")
 
 
 # The runs that the controller knows, in seconds from the start of the task, and which of them is the task's own: begun

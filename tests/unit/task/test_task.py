@@ -138,8 +138,8 @@ def test_the_exit_code_follows_from_what_is_left_and_who_stopped_it(tmp_path, pa
         exit_code, verdict, note = room.decide_verdict(task, tally)
         writer.close()
         ended = f"{len(tally.retired)} workers ended" * bool(tally.retired)
-        told = [states, signals, tally.gave_up, ended, "late" * is_late]
-        lines.append(f"{'; '.join(filter(None, told))}\n  {verdict}, exit code {int(exit_code)}: {note}")
+        reported = [states, signals, tally.gave_up, ended, "late" * is_late]
+        lines.append(f"{'; '.join(filter(None, reported))}\n  {verdict}, exit code {int(exit_code)}: {note}")
     pages({"verdicts.txt": "\n".join(lines)})
 
 
@@ -190,7 +190,7 @@ def test_progress_counts_what_is_settled_and_what_each_device_is_at(tmp_path):
 
 
 class FastClock(HandClock):
-    """A minute passes whenever somebody looks."""
+    """A minute passes whenever someone looks."""
 
     def monotonic_s(self):
         self.sleep(60)

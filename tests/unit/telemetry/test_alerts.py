@@ -30,13 +30,13 @@ class Book:
         if "no_reader" in words:
             self._device = CARD._replace(uuid=None)
         self._limits, self.path, self.at_s = AlertLimits(**numbers), path, 0
-        self.told = []
+        self.reported = []
         self._open()
         self.book.work_waits = "waits" in words
 
     def _open(self):
         self.writer = room.TelemetryWriter(self.path, 77)
-        self.book = room.AlertBook(self.writer, [self._device], self._limits, self.told.append)
+        self.book = room.AlertBook(self.writer, [self._device], self._limits, self.reported.append)
 
     def feed(self, course):
         metric = ""
@@ -68,7 +68,7 @@ class Book:
                  FROM alert ORDER BY rowid"""
         rows = [f"{kind} {severity} {begin:g} s to {'?' if end is None else f'{end:g}'} s, peak {peak}, limit {limit}"
                 for kind, severity, begin, end, peak, limit in query(self.path, sql, START_MS)]  # fmt: skip
-        return (rows + [f"  {alert.text}" for alert in self.told]) or ["none"]
+        return (rows + [f"  {alert.text}" for alert in self.reported]) or ["none"]
 
 
 def answers(metric, said):
@@ -121,7 +121,7 @@ def test_an_instant_that_the_disk_refused_leaves_its_alert_for_the_next(tmp_path
     book.at_s = 1
     book.feed("temperature_c 91")
     assert book.page()[0] == "thermal warning 0 s to ? s, peak 91.0, limit 83.0", "it is in the file at once"
-    assert [alert.kind for alert in book.told] == ["thermal"]
+    assert [alert.kind for alert in book.reported] == ["thermal"]
     both = room.AlertBook(book.writer, [CARD, room.Followed(8, "GPU-8", 2)], AlertLimits())
     with book.writer.batch():
         both.write(START_MS + 5000, [(7, Reading(temperature_c=90)), (8, Reading(temperature_c=95))], {})
@@ -200,7 +200,7 @@ def test_a_begin_and_its_end_are_called_and_the_same_trouble_again_only_after_a_
     calls = room.CallBudget(0)
     assert all(calls.allows(replace(HOT, device_id=second), second) for second in range(20, 40))
     assert not calls.allows(HOT, 40), "no room"
-    assert not calls.allows(OVER, 4000), "so its end is not told, either"
+    assert not calls.allows(OVER, 4000), "so its end is not reported, either"
     assert calls.allows(replace(OVER, device_id=23), 4000)
 
 

@@ -178,8 +178,8 @@ def test_real_programs_are_counted_with_their_time_bytes_and_memory():
 def test_a_watch_reads_at_once_and_at_its_end_and_rarely_in_long_tasks_or_at_a_price():
     ages_s = {0: 1, 0.5: 1, 2: 2, 5: 4, 119: 4, 120: 10, 3599: 10, 3600: 30, 100_000: 30}
     assert {age_s: room.pause_s(age_s, 0.01) for age_s in ages_s} == ages_s
-    dear = [room.pause_s(age_s, 0.4) for age_s in (0, 120)]
-    assert dear == pytest.approx([8, 80]), "half a percent of the time, and more in the first minutes"
+    expensive = [room.pause_s(age_s, 0.4) for age_s in (0, 120)]
+    assert expensive == pytest.approx([8, 80]), "half a percent of the time, and more in the first minutes"
     watch = room.UsageWatch(UsageReader(os.getpid()), SystemClock())
     ((first, first_ms),) = wait_for(lambda: list(watch.take_readings()), "the first reading")
     wait_for(lambda: SystemClock().now_ms() > first_ms, "the next millisecond")

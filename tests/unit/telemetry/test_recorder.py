@@ -66,8 +66,8 @@ class Bench:
 
     def run(self, ticks, reader, devices=1, last_s=0.5, **options):
         """Record for so many intervals, then ``last_s`` more until the word to stop comes."""
-        nobody = isinstance(reader, NoReader)
-        known = [room.Followed(number, None if nobody else simulated_uuid(number)) for number in range(devices)]
+        without_reader = isinstance(reader, NoReader)
+        known = [room.Followed(number, None if without_reader else simulated_uuid(number)) for number in range(devices)]
         sampler = room.Sampler(reader, known, room.Gaps(self.writer, self.clock.now_ms()))
         left = iter(range(ticks))
 
@@ -166,31 +166,31 @@ def answers(says):
 def record(bench, text):
     """Record as a line of the file says, whose head explains it."""
     ticks, *words = text.split()
-    told = dict(word.split("=", 1) for word in words)
-    bench.clock.sleep(float(told.get("begin", 0)))
-    for second in filter(None, told.get("looks", "").split(",")):
+    reported = dict(word.split("=", 1) for word in words)
+    bench.clock.sleep(float(reported.get("begin", 0)))
+    for second in filter(None, reported.get("looks", "").split(",")):
         bench.at[float(second)] = lambda: bench.seen.append(f"meanwhile: {bench.gap_lines()}")
-    late, late_s = told.get("late", "-1/0").split("/")
+    late, late_s = reported.get("late", "-1/0").split("/")
     bench.at[float(late)] = lambda: bench.clock.sleep(float(late_s))
-    bench.at[float(told.get("die", -1))] = lambda: pytest.fail("killed") if "die" in told else None
-    still, still_s = told.get("still", "-1/0").split("/")
+    bench.at[float(reported.get("die", -1))] = lambda: pytest.fail("killed") if "die" in reported else None
+    still, still_s = reported.get("still", "-1/0").split("/")
     bench.stands_still = float(still), float(still_s)
-    from_s, until_s, what = re.split("[-:]", told.get("ill", "0-0:"), maxsplit=2)
+    from_s, until_s, what = re.split("[-:]", reported.get("ill", "0-0:"), maxsplit=2)
     bench.writer.illness = float(from_s), float(until_s), what
-    count, devices = int(told.get("devices", 1)), []
-    if "lost" in told:
-        index, from_s, to_s = re.split("[:-]", told["lost"])
+    count, devices = int(reported.get("devices", 1)), []
+    if "lost" in reported:
+        index, from_s, to_s = re.split("[:-]", reported["lost"])
         devices.append(SimulatedDevice(int(index), lost_at_s=float(from_s), back_at_s=float(to_s)))
-    if "lacks" in told:
-        index, metrics = told["lacks"].split(":")
+    if "lacks" in reported:
+        index, metrics = reported["lacks"].split(":")
         devices.append(SimulatedDevice(int(index), unsupported=tuple(metrics.split("+"))))
     reader = bench.simulated(*devices, count=count)
-    if "says" in told or "script" in told:
-        script = answers(told["says"]) if "says" in told else SCRIPTS.get(told["script"])
+    if "says" in reported or "script" in reported:
+        script = answers(reported["says"]) if "says" in reported else SCRIPTS.get(reported["script"])
         reader = bench.scripted(script) if script else NoReader("libnvidia-ml.so.1 was not found")
-    since = {"since_ms": bench.start_ms} if "begin" in told and not bench.seconds() else {}
+    since = {"since_ms": bench.start_ms} if "begin" in reported and not bench.seconds() else {}
     with suppress(pytest.fail.Exception):
-        bench.run(int(ticks), reader, count, float(told.get("last", 0.5)), again="again" in told, **since)
+        bench.run(int(ticks), reader, count, float(reported.get("last", 0.5)), again="again" in reported, **since)
 
 
 def test_what_is_missing_is_written_as_a_gap(tmp_path, pages):

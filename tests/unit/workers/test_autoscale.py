@@ -1,4 +1,4 @@
-"""How many workers a device gets when nobody says, and what later runs know: lessons of earlier ones, and probes."""
+"""How many workers a device gets when no one says, and what later runs know: lessons of earlier ones, and probes."""
 
 import json
 import multiprocessing

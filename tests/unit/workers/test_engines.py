@@ -87,7 +87,7 @@ def test_no_part_of_a_batch_is_too_long_or_has_two_files_of_one_name(paths, most
         names = [Path(chunk.audio_path).stem.lower() for chunk in part]
         assert 1 <= len(set(names)) == len(names) <= most
     if len({Path(path).stem.lower() for path in paths}) == len(paths):
-        assert len(parts) == -(-len(paths) // most), "none is shorter than it must be"
+        assert len(parts) == -(-len(paths) // most), "no chunk is shorter than it must be"
 
 
 def test_raw_files_are_kept_byte_for_byte_inside_their_folder(tmp_path):

@@ -128,8 +128,8 @@ def test_workers_use_a_daemon_that_the_site_has_started_unless_mps_is_off(machin
     assert (code, "not read through NVML" in why) == (Code.MPS_NOT_USED, True)
     assert task.start("off", **environ) == [(Code.MPS_NOT_USED, "--mps off")]
     assert task.mps.pipe_of(DEVICE_ID) is None
-    told = worker_environment(environ, WorkerPlan(0, GPU, DEVICE_ID, 1))
-    assert told["CUDA_MPS_PIPE_DIRECTORY"] == "/nonexistent", "else CUDA would use it"
+    reported = worker_environment(environ, WorkerPlan(0, GPU, DEVICE_ID, 1))
+    assert reported["CUDA_MPS_PIPE_DIRECTORY"] == "/nonexistent", "else CUDA would use it"
 
 
 def test_mps_on_without_any_device_is_refused(machine, task):
@@ -263,7 +263,7 @@ def test_a_daemon_or_a_server_that_is_killed_is_noted_and_ends_the_workers_of_th
 def test_what_a_killed_task_left_is_ended_by_the_next_one_and_what_lives_is_not(machine, task, tmp_path):
     """The owner is a process of its own: its lock ends with it."""
     (tmp_path / "other").mkdir()
-    other, (told, tell) = Task(tmp_path / "other"), os.pipe()
+    other, (reported, tell) = Task(tmp_path / "other"), os.pipe()
     if (owner := os.fork()) == 0:
         try:
             other.start()
@@ -271,7 +271,7 @@ def test_what_a_killed_task_left_is_ended_by_the_next_one_and_what_lives_is_not(
             signal.pause()
         finally:
             os._exit(1)
-    assert os.read(told, 2) == b"up"
+    assert os.read(reported, 2) == b"up"
     folder = (tmp_path / "other" / "mps").resolve()
     end_left_behind("here")
     assert (len(other.processes()), folder.is_dir()) == (2, True), "its owner lives"
@@ -318,7 +318,7 @@ def test_a_fault_ends_all_workers_of_the_device_blames_nobody_and_the_guilty_one
     shared = [session.plan.pipe is not None for session in bench.engine.sessions]
     assert shared[:3] == [True] * 3 and True in shared[6:], "afterwards MPS is used again"
     events = bench.rows("SELECT code FROM decision WHERE code LIKE 'mps.fault%'")
-    assert (events, bench.tally.retired) == ([("mps.fault",)], []), "one event, and nobody retires"
+    assert (events, bench.tally.retired) == ([("mps.fault",)], []), "one event, and no one retires"
 
 
 # What happens at each try → its tries; the first one is under MPS.

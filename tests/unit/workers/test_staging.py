@@ -187,7 +187,7 @@ def test_all_copies_together_stay_below_the_limit_and_what_cannot_be_one_holds_n
         given = bench.take(chunk)
         assert bench.held <= 3000
         bench.stager.release(given)
-    tally = bench.stager  # nobody waits for a copy: one or another may not be ready when it is wanted
+    tally = bench.stager  # no one waits for a copy: one or another may not be ready when it is wanted
     assert (tally.staged + tally.from_source, tally.failed_copies) == (11, 0) and tally.staged >= 7
 
 
@@ -354,7 +354,7 @@ def test_a_chunk_that_cannot_be_cut_or_was_replaced_after_it_was_listed_fails_al
     Path(gone.audio_path).symlink_to(".git/annex/objects/x/y")
     lines = []
 
-    def told(name, *batch, more=()):
+    def reported(name, *batch, more=()):
         bench.coming.clear()
         events = bench.session(done).process(batch, lambda wanted, idle=0: [*more])
         results = [one for one in events if isinstance(one, ChunkResult)]
@@ -367,12 +367,12 @@ def test_a_chunk_that_cannot_be_cut_or_was_replaced_after_it_was_listed_fails_al
         OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EACCES, "Permission denied"),
     ]:  # fmt: skip
         bench.cutter.refusals = {0.0: problem}
-        told(type(problem).__name__, bad, good, more=[later, gone])
+        reported(type(problem).__name__, bad, good, more=[later, gone])
     bench.cutter.refusals = {}
     status = bench.recording.stat()
     listed = replace(good, fingerprint=Fingerprint(status.st_size, status.st_mtime_ns))
     for name in ("as it was listed", "replaced"):
         for is_cut in (True, False):
-            told(f"{name}, {'cut' if is_cut else 'whole'}", replace(listed, is_cut=is_cut))
+            reported(f"{name}, {'cut' if is_cut else 'whole'}", replace(listed, is_cut=is_cut))
         os.utime(bench.recording, ns=(1, 1))
     pages({"results.txt": "\n".join(lines).replace(str(bench.folder), "/…")})

@@ -55,7 +55,7 @@ def fate_of(acts, retries):
     st.integers(0, 3), st.integers(1, 3),
 )  # fmt: skip
 def test_each_chunk_has_the_tries_and_the_end_that_it_deserves(acts, retries, many):
-    """One chunk at a time, so that nobody suffers from another."""
+    """One chunk at a time, so that no one suffers from another."""
     script = {f"c{number}": deeds for number, deeds in enumerate(acts)}
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), acting(script), chunks=len(acts), workers=many, retries=retries).run()
@@ -121,17 +121,20 @@ ERRORS = "SELECT DISTINCT error FROM attempt WHERE outcome IN ('lost', 'failed')
 def test_who_is_blamed_and_when_it_is_given_up(tmp_path, pages):
     """A batch that is lost together is halved until the guilty chunk is alone."""
     lines = []
-    for name, _, told in (story.partition(": ") for story in STORIES):
-        acts = {one: (args * more.pop("times", 1), more) for one, args, more in calls(told)}
+    for name, _, reported in (story.partition(": ") for story in STORIES):
+        acts = {one: (args * more.pop("times", 1), more) for one, args, more in calls(reported)}
         (_, how), (usual, in_turn) = acts.pop("task"), acts.pop("others", ((), {}))
         how |= {"policy": NO_REST} if "policy" in how else {}
         script = acting({chunk_id: deeds for chunk_id, (deeds, _) in acts.items()}, *usual, **in_turn)
         bench = Bench(tmp_path, script, **how).run()
         gave_up, alike = bench.tally.gave_up, dict[str, list[str]]()
         for chunk_id, tries in bench.tries.items():  # those that were cut short say nothing
-            told = ", ".join(f"{outcome} {error_class or ''}".rstrip() for error_class, outcome in tries if outcome)
-            alike.setdefault(told or "left", []).append(chunk_id)
-        lines += [f"# {name}: {bench.statuses}", *(f"  {' '.join(chunks)}: {told}" for told, chunks in alike.items())]
+            reported = ", ".join(f"{outcome} {error_class or ''}".rstrip() for error_class, outcome in tries if outcome)
+            alike.setdefault(reported or "left", []).append(chunk_id)
+        lines += [
+            f"# {name}: {bench.statuses}",
+            *(f"  {' '.join(chunks)}: {reported}" for reported, chunks in alike.items()),
+        ]
         if "wants" in how:  # else it depends on the moment which chunk comes next
             batches = [f"{len(batch)} from {batch[0]}" for batch in bench.engine.batches]
             lines.append(f"  {len(bench.engine.sessions)} processes; batches: {', '.join(batches)}")
@@ -288,7 +291,7 @@ def test_a_bug_in_a_session_comes_out_where_the_task_can_see_it(tmp_path):
 
 @pytest.mark.parametrize("how", ["drain", "kill"])
 def test_stopping_keeps_what_is_done_and_leaves_the_rest_pending(tmp_path, how):
-    """Two workers have a chunk in progress, and hold one more. Draining lets it finish; killing charges nobody."""
+    """Two workers have a chunk in progress, and hold one more. Draining lets it finish; killing charges no one."""
     running, go_on = threading.Barrier(3), threading.Event()
 
     def script(session, batch):

@@ -71,8 +71,8 @@ def test_a_minute_in_halves_is_joined_at_its_middle(pages):
     for line in (DATA / "joined_halves.txt").read_text().splitlines()[1:]:
         first, second = map(parsed, line.split("|"))
         whole = workers.join_detections([((0.0, 33.0), first), ((27.0, 60.0), second)])
-        told = (f"{one.start_ms / 1000:g}-{one.end_ms / 1000:g} {one.label} {one.score}" for one in whole)
-        lines += [line, f"  = {', '.join(told)}"]
+        reported = (f"{one.start_ms / 1000:g}-{one.end_ms / 1000:g} {one.label} {one.score}" for one in whole)
+        lines += [line, f"  = {', '.join(reported)}"]
     pages({"joined.txt": "\n".join(lines)})
 
 
@@ -132,11 +132,11 @@ def test_ways_follow_from_what_fitted_and_what_did_not(pages):
         for audio_s in LENGTHS_S:
             way = limits.way_of(V100, ("r", "new"), audio_s)
             ways.setdefault(names.get(way, f"in{way.pieces}"), []).append("?" if audio_s is None else f"{audio_s:g}")
-        told = "; ".join(f"{way}: {' '.join(of)}" for way, of in ways.items())
+        reported = "; ".join(f"{way}: {' '.join(of)}" for way, of in ways.items())
         is_smallest = limits.circumstances(("r", "A")) == {Circumstance.SMALLEST_WAY}
         mine = "no way left" if is_smallest else names[limits.way_of(V100, ("r", "A"), 60)]
         learned = "; ".join(f"usual < {one.crowded_s}, lean < {one.alone_s}" for one in lessons)
-        lines += [f"# {name} ({known}; {deeds})", f"  {told}", f"  A: {mine}; learned: {learned or 'nothing'}"]
+        lines += [f"# {name} ({known}; {deeds})", f"  {reported}", f"  A: {mine}; learned: {learned or 'nothing'}"]
         assert not limits.circumstances(("r", "new"))
     pages({"ways.txt": "\n".join(lines)})
 
@@ -212,16 +212,16 @@ def test_a_chunk_that_runs_out_of_memory_is_tried_with_less_and_others_of_its_le
         name, _, task = line.partition(": ")
         (engine, args, more), *others = calls(task)
         script = SCRIPTS[engine](*args, **more) if args else SCRIPTS[engine]
-        told = {what: (args, values) for what, args, values in others}
+        reported = {what: (args, values) for what, args, values in others}
         folder, learned, chunks = tmp_path / str(number), dict[str, MemoryLimit](), list[Chunk]()
         folder.mkdir()
-        for length_s in told["lengths"][0]:
+        for length_s in reported["lengths"][0]:
             path = folder / f"{len(chunks)}.wav"
             if abs(length_s) > 15:
                 make_wav(path, abs(length_s), 500, loud=[])
             end_ms = length_s * 1000 if length_s > 0 else None
             chunks.append(Chunk("r", f"{length_s}s-{len(chunks)}", path.name, str(path), 0, end_ms))
-        (known, known_s), (cutter, _), (_, how) = (told.get(what, ((), {})) for what in ("known", "cutter", "task"))
+        (known, known_s), (cutter, _), (_, how) = (reported.get(what, ((), {})) for what in ("known", "cutter", "task"))
         limits = MemoryLimits({V100: MemoryLimit(*known, **known_s)}, learned.__setitem__)
         audio = audio_steps(folder, limits=limits, cutter=NO_CUTS.get(*cutter) if cutter else None)
         bench = Bench(folder, script, chunks=chunks, workers=[USUAL], audio=audio, **{"retries": 0, **how}).run()

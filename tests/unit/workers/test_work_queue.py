@@ -1,4 +1,4 @@
-"""The one queue of a task: nothing lost, nothing handed out twice, whoever comes when."""
+"""The one queue of a task: nothing lost, nothing handed out twice, in any order."""
 
 import math
 import threading
@@ -169,10 +169,10 @@ def test_every_taker_goes_home_when_the_last_chunk_is_settled_and_one_that_is_to
     queue, over = WorkQueue(SystemClock(), workers=2, wants=1), threading.Event()
     queue.add(chunks(2), complete=False)
     assert [queue.take(), queue.more(1, idle=1)] == [Batch(chunks(1)), chunks(1, first=1)]
-    told, *takers = take_apart(queue, over.is_set), take_apart(queue), take_apart(queue)
+    reported, *takers = take_apart(queue, over.is_set), take_apart(queue), take_apart(queue)
     over.set()
     queue.change_workers(-1)
-    assert told.get(timeout=60) is None
+    assert reported.get(timeout=60) is None
     queue.finish()
     queue.finish()
     assert all(taker.empty() for taker in takers), "the source has more"
