@@ -170,8 +170,8 @@ class HawkEarsEngine:
     def _fork_early(self, args: Sequence[str]) -> None:
         """Start the process that forks workers, which answers more than a query; ``open`` does it where this cannot."""
         caches = user_cache(self.start.environ)
-        if not self.forks or caches is None or why_not_writable(caches):
-            return  # only ``open`` knows another folder for caches
+        if not self.forks or self.allow_cpu or caches is None or why_not_writable(caches):
+            return  # a check leaves no caches behind; only ``open`` knows another folder for them
         plan = WorkerPlan(slot=0, device=None, device_id=None, threads=1)
         self._find_parent(hawkears_environment(self.start.environ, plan, args, caches))
 

@@ -141,7 +141,8 @@ def test_models_are_searched_apart_with_their_lanes_within_the_memory_of_the_nod
         store = ProbeStore(tmp_path / f"{cores}.toml")
         settings = RunSettings(source=("a.wav",), **{"engine": "demo", **options})  # type: ignore[arg-type]
         order = planning.ProbeOrder(settings, ProbeSettings(trial_s=3.0))
-        start = EngineStart(settings.engine_args, {}, Launcher("test"), SystemClock())
+        engine_words = " ".join(settings.engine_args).replace("=", " ").split()
+        start = EngineStart(tuple(engine_words), {}, Launcher("test"), SystemClock())
         engine = HawkEarsEngine(start, None, tmp_path, allow_cpu=True)
         for search in planning.make_searches(order, Grant(tuple(devices), ""), engine, cores, store):
             steps = steps_of("60 1:60")
