@@ -53,16 +53,14 @@ def gpus(
     Example:
       badcjobs gpus --simulate 4 --free 2
     """
-    from badcjobs.devices.listing import Listing
-
     request = _request(free, everything, min_memory_mib=min_memory_mib, max_utilization=max_utilization, wait=wait)
     try:
         listing = _list_devices(request, find_stand_in(read_project(context), simulate), everything=everything)
     except NotHere as error:
         if not json_wanted:
             raise
-        why = "\n".join(filter(None, [error.what, error.why]))
-        listing = getattr(error, "listing", Listing((), why))
+        print_json({"devices": [], "why": "\n".join(filter(None, [error.what, error.why]))})
+        return error.exit_code
     if json_wanted:
         print_json(listing.to_dict())
         return 0 if listing.devices else NotHere.exit_code

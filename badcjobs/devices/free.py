@@ -177,13 +177,7 @@ class DeviceRequest:
 
 
 class NotFree(NotHere):
-    """There are fewer free devices than requested; ``listing`` is the same as a list without devices."""
-
-    def __init__(
-        self, what: str, opened: OpenedDevices, *, why: str, fix: str, skipped: Sequence[DeviceNow] = ()
-    ) -> None:
-        super().__init__(what, why=why, fix=fix)
-        self.listing = Listing((), f"{what}\n{why}", opened.reader.backend, opened.reader.why, tuple(skipped))
+    """There are fewer free devices than requested."""
 
 
 class Waiting(NamedTuple):
@@ -237,7 +231,7 @@ def pick_free(request: DeviceRequest, opened: OpenedDevices, locks: DeviceLocks,
         if left_s <= 0:
             what = f"{wanted} requested, {len(devices) - len(skipped)} found"
             fix = "the same command with --wait 600, or a smaller --free (run: --config run.wait_s=600, --max-gpus)"
-            raise NotFree(what, opened, why="\n".join(reasons), fix=fix, skipped=skipped)
+            raise NotFree(what, why="\n".join(reasons), fix=fix)
         if now_s >= progress_at_s:
             progress_at_s = now_s + _PROGRESS_EVERY_S
             waiting.report(f"waiting for {wanted}: {'; '.join(reasons)}; {left_s:.0f} s left")
@@ -253,7 +247,6 @@ def _refuse_too_many(requested: int, opened: OpenedDevices) -> None:
         fix = f"the same command with --free {granted} (run: --max-gpus {granted})"
     raise NotFree(
         f"{count(requested, 'free GPU')} requested, but this process may use {granted}",
-        opened,
         why="\n".join(filter(None, [opened.grant.why, opened.trouble])),
         fix=fix,
     )

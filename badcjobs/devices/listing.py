@@ -64,8 +64,8 @@ class Listing:
 
     devices: tuple[DeviceNow, ...]
     why: str
-    backend: str = "none"
-    backend_why: str = ""
+    backend: str
+    backend_why: str
     skipped: tuple[DeviceNow, ...] = ()  # better ones that --free could not choose; ``why``: locked, or too busy
 
     def to_dict(self) -> dict[str, object]:

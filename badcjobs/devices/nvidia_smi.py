@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 from badcjobs.devices.programs import ProgramFailed, Stream, one_line, run_program
-from badcjobs.devices.reading_builder import NoAnswer, ReadingBuilder, or_none
+from badcjobs.devices.reading_builder import NoAnswer, ReadingBuilder
 from badcjobs.model import InventoryDevice, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
@@ -96,14 +96,19 @@ def parse_value(field: Field, text: str) -> Any:
         raise NoAnswer(one_line(text)) from None
 
 
-def make_reading(builder: ReadingBuilder, fields: Sequence[Field], line: Line) -> Reading:
-    """Return the reading of a line; raise DeviceUnreadable if it has no value."""
-    builder.begin()
+def add_values(builder: ReadingBuilder, fields: Sequence[Field], line: Line) -> None:
+    """Add the values of a line, or the reason where there is none."""
     for field, text in zip(fields, line.texts, strict=True):
         try:
             builder.add(field.metric, parse_value(field, text))
         except NoAnswer as reason:
             builder.add_missing([field.metric], str(reason))
+
+
+def make_reading(builder: ReadingBuilder, fields: Sequence[Field], line: Line) -> Reading:
+    """Return the reading of a line; raise DeviceUnreadable if it has no value."""
+    builder.begin()
+    add_values(builder, fields, line)
     builder.raise_if_empty()
     builder.use_utilization()
     return builder.finish()
@@ -222,12 +227,7 @@ class NvidiaSmiReader(GpuReader):
 
 
 def _describe(line: Line, position: int) -> InventoryDevice:
-    facts: dict[str, Any] = {"name": "NVIDIA GPU", "index": position}
-    for field, text in zip(_INVENTORY, line.texts, strict=True):
-        try:
-            value = or_none(field.metric, parse_value(field, text))
-        except NoAnswer:
-            continue
-        if value is not None:
-            facts[field.metric] = value
+    builder = ReadingBuilder({})
+    add_values(builder, _INVENTORY, line)
+    facts = {"name": "NVIDIA GPU", "index": position, **builder.values}
     return InventoryDevice(uuid=line.uuid, backend=NvidiaSmiReader.backend, **facts)

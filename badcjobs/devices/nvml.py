@@ -184,13 +184,12 @@ def _describe_slice(nvml: Any, handle: Any, card: InventoryDevice) -> InventoryD
 
 def _memory(nvml: Any, handle: Any) -> tuple[int | None, int]:
     """Return the total memory and the memory reserved by the driver (0 if the driver counts it as used)."""
-    memory = try_call(nvml.nvmlDeviceGetMemoryInfo, handle)
-    total = memory and or_none("memory_total_bytes", int(memory.total))
-    try:
-        reserved = int(nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2).reserved)
-    except (nvml.NVMLError, AttributeError, TypeError):
-        return total, 0
-    return total, or_none("memory_total_bytes", reserved) or 0
+    memory = try_call(nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+    if memory is None:  # drivers before 510
+        memory = try_call(nvml.nvmlDeviceGetMemoryInfo, handle)
+    total_bytes = memory and or_none("memory_total_bytes", int(memory.total))
+    reserved_bytes = or_none("memory_total_bytes", int(getattr(memory, "reserved", 0)))
+    return total_bytes, reserved_bytes or 0
 
 
 # --- MPS --------------------------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def parse_status(text: str) -> dict[str, str]:
 
 
 class ProcessBook(Book):
-    """Records the processes on a task's devices; each is looked up once."""
+    """Records the processes on a task's devices; each is looked up once per device."""
 
     def __init__(self, writer: TelemetryWriter, look_up: Callable[[int], ProcessOwner]) -> None:
         self._writer = writer
@@ -124,7 +124,7 @@ class ProcessBook(Book):
     def _update(self, at_ms: int, device_id: int, process: ProcessReading) -> None:
         row = self._rows.get((device_id, process.pid))
         if row is None:
-            owner = self._find_owner(process.pid)
+            owner = self._look_up(process.pid)._asdict()
             row = {"device_id": device_id, "pid": process.pid, **owner, "first_at_ms": at_ms}
             self._rows[device_id, process.pid] = row
         row["last_at_ms"] = at_ms
@@ -132,13 +132,6 @@ class ProcessBook(Book):
             not_none([row.get("memory_peak_bytes"), process.memory_used_bytes]), default=None
         )
         self._writer.put("process", row)
-
-    def _find_owner(self, pid: int) -> dict[str, Any]:
-        """Return name and owner of a process, which is looked up once for all devices that it uses."""
-        for (_, known_pid), row in self._rows.items():
-            if known_pid == pid:
-                return {name: row[name] for name in ProcessOwner._fields}
-        return self._look_up(pid)._asdict()
 
 
 # --- sources ----------------------------------------------------------------------------------------------------------

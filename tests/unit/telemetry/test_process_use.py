@@ -80,7 +80,7 @@ def test_a_process_has_one_row_per_device_and_one_sample_per_reading(tmp_path, p
                 readings = [(device, Reading(processes=listed)) for device, listed in lists.items()]
                 book.write(START_MS + round(1000 * second), readings, {})
             book.written()
-    assert asked == [10, 20, 30, 10], "each is looked up once"
+    assert asked == [10, 20, 20, 30, 10], "each is looked up once per device"
     found = """SELECT device_id, pid, name, user, ours, (first_at_ms - ?1) / 1000.0, (last_at_ms - ?1) / 1000.0,
                       memory_peak_bytes FROM process ORDER BY first_at_ms, device_id, pid"""
     samples = """SELECT task_id, device_id, (at_ms - ?) / 1000, pid, memory_used_bytes, sm_percent
