@@ -40,7 +40,7 @@ class GpuReader(Protocol):
 
     backend: str
     why: str  # why this reader was chosen
-    watched: bool = False  # a monitor shows the readings now: read each metric every 2 s
+    watched: bool = False  # a monitor shows the readings now: read the activity every 2 s
 
     def inventory(self) -> Sequence[InventoryDevice]: ...
 
