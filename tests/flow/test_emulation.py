@@ -238,10 +238,11 @@ def test_the_cards_of_a_killed_emulation_stay_locked_until_its_last_process_is_g
     program = Scenario(site, 0, *LOCAL, script, "--gpus-per-task", 1, "--config=submit.kill_wait_s=1", cards=1).start()
     wait_for(lambda: up.exists() and up.read_text(), "it runs")
     deaf_process = psutil.Process(int(up.read_text()))
-    locks = DeviceLocks(site.folder.parent / "locks-0", SystemClock(), None)
+    locks = DeviceLocks(site.folder.parent / "locks-0", SystemClock(), "the next run")
     program.kill()
     assert locks.claim(fake_uuid(0)) is not None, "it is locked"
     wait_for(lambda: locks.claim(fake_uuid(0)) is None, "the card is free")
+    locks.release()
     assert not deaf_process.is_running() or deaf_process.status() == psutil.STATUS_ZOMBIE
     wait_for(lambda: not site.processes() and not list(site.local.iterdir()), "everybody has ended")
 
