@@ -60,11 +60,11 @@ def test_devices_are_recorded_with_their_alerts_and_processes_and_the_recorders_
     processes = f"processes = [[{os.getpid()}, 50], [{NO_PROCESS}, 100]]"
     (site.folder / "load.toml").write_text(
         f"[[device]]\nindex = 0\nload = [[0, 80]]\n{processes}\n"
-        '[[device]]\nindex = 1\nload = [[0, 10]]\nlost_at_s = 1.2\nback_at_s = 1.5\nfault = [[1.0, "Xid 31"]]\n'
+        '[[device]]\nindex = 1\nload = [[0, 10]]\nlost_at_s = 2.7\nback_at_s = 3.0\nfault = [[2.5, "Xid 31"]]\n'
     )
     site.script("tell", "cat >> reported; echo >> reported; sleep 77")
     (site.folder / "lab.toml").write_text(f'[alerts]\ntemperature_c = 60\ncommand = "./tell {SECRET}"\n')
-    options = ("--simulate", "load.toml", "--config", "lab.toml", "--duration", 2.2, *OFTEN)
+    options = ("--simulate", "load.toml", "--config", "lab.toml", "--duration", 3.5, *OFTEN)
     done = site.badcjobs("record", "--out", out, *options)
     assert done.exit_code == 0, done.stderr
     assert re.match(r"badcjobs: 2 devices recorded for \d+\.\d s: .*\nnext: badcjobs report ", done.stdout)
