@@ -117,14 +117,6 @@ class _Handed(NamedTuple):
     staged: Chunk
 
 
-class _TooLong(NamedTuple):
-    """A chunk that must be cut into pieces."""
-
-    chunk: Chunk
-    audio_s: float
-    way: Way
-
-
 class SessionFeed:
     """Feeds batches to one session: stages their audio, cuts chunks that do not fit, and returns the original chunks.
 
@@ -165,36 +157,33 @@ class SessionFeed:
     # --- the life of a batch --------------------------------------------------------------------------------------
 
     def process(self, batch: Sequence[Chunk], more: More = nothing_more) -> Iterator[ChunkEvent]:
-        """Process the batch, then, one by one, the chunks that must be cut into pieces."""
-        too_long: deque[_TooLong] = deque()
+        """Process the batch and what follows; a lean session processes one chunk after the other, perhaps in pieces."""
 
         def staged_more(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
-            return self._stage(self._fitting(more(wanted, idle=idle), too_long))
+            return self._stage(more(wanted, idle=idle))
 
-        yield from self._process_whole(self._fitting(batch, too_long), staged_more)
-        while too_long and not self._stopped:
-            yield from self._process_in_pieces(*too_long.popleft())
+        if not self._way.lean:
+            yield from self._process_whole(batch, staged_more)
+            return
+        for chunk in batch:
+            if self._stopped:
+                return
+            yield from self._process_lean(chunk)
 
     def close(self) -> int | None:
         """Close the session."""
         return self._session.close()
 
-    def _fitting(self, chunks: Sequence[Chunk], too_long: deque[_TooLong]) -> list[Chunk]:
-        """Return the chunks that the engine gets in one piece; a lean session collects the others in ``too_long``."""
-        if not self._way.lean:
-            return list(chunks)
-        fitting = []
-        for chunk in chunks:
-            audio_s = chunk.audio_s
+    def _process_lean(self, chunk: Chunk) -> Iterator[ChunkEvent]:
+        audio_s = chunk.audio_s
+        way = self._limits.way_of(self._model, chunk.key, audio_s)
+        if audio_s is None or way.pieces > 1:  # otherwise there is no need to open the file
+            audio_s = available_s(chunk, self._cutter)
             way = self._limits.way_of(self._model, chunk.key, audio_s)
-            if audio_s is None or way.pieces > 1:  # otherwise there is no need to open the file
-                audio_s = available_s(chunk, self._cutter)
-                way = self._limits.way_of(self._model, chunk.key, audio_s)
-            if audio_s is None or way.pieces == 1:
-                fitting.append(chunk)
-            else:
-                too_long.append(_TooLong(chunk, audio_s, way))
-        return fitting
+        if audio_s is None or way.pieces == 1:
+            yield from self._process_whole([chunk], nothing_more)
+        else:
+            yield from self._process_in_pieces(chunk, audio_s, way)
 
     # --- complete chunks ------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import select
+import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -115,18 +116,10 @@ class StreamSession:
         """End the worker by closing its input; kill it if it does not end."""
         with suppress(OSError):  # the worker died while we wrote a line
             self._stdin.close()
-        if self._process.returncode is None:
-            end_s = self._clock.monotonic_s() + _CLOSE_S
-            left_s = _CLOSE_S
-            # Read what it still writes, so that a full pipe does not block it.
-            while left_s > 0:
-                if self._poll.poll(left_s * 1000) and not os.read(self._stdout.fileno(), 65536):
-                    break
-                left_s = end_s - self._clock.monotonic_s()
-            try:
-                self._process.wait(timeout=max(1.0, left_s))
-            except Exception:
-                self.kill()
+        try:
+            self._process.wait(timeout=_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
         self._stdout.close()
         return self._process.wait()
 

@@ -87,16 +87,10 @@ class WorkQueue:
             self._workers = max(1, self._workers + change)
             self._changed.notify_all()
 
-    def take(
-        self,
-        fits: Fits = lambda chunk: True,
-        over: Callable[[], bool] = lambda: False,
-        prefers: Callable[[Batch], bool] = lambda batch: True,
-    ) -> Batch | None:
+    def take(self, fits: Fits = lambda chunk: True, over: Callable[[], bool] = lambda: False) -> Batch | None:
         """Return the next batch; block until there is one; None: no more work, or none that fits into the time.
 
-        ``over``: whether this worker must stop; called at every change. ``prefers``: whether a worker can process a
-        batch that must be alone without a restart of its engine; such batches come first.
+        ``over``: whether this worker must stop; called at every change.
         """
         with self._changed:
             while not (self._draining or over()):
@@ -104,7 +98,7 @@ class WorkQueue:
                 if pause_s > 0:
                     self._changed.wait(pause_s)
                     continue
-                batch = self._next_batch(fits, prefers)
+                batch = self._next_batch(fits)
                 if batch.chunks:
                     self._in_flight += len(batch.chunks)
                     return batch
@@ -191,12 +185,8 @@ class WorkQueue:
                 index += 1
         return taken
 
-    def _next_batch(self, fits: Fits, prefers: Callable[[Batch], bool]) -> Batch:
+    def _next_batch(self, fits: Fits) -> Batch:
         self._release_delayed()
-        for number, batch in enumerate(self._suspects):
-            if prefers(batch):
-                self._suspects.rotate(-number)
-                break
         if self._suspects and fits(self._suspects[0].chunks[0]):
             self._workers_ending = max(0, self._workers_ending - 1)
             return self._suspects.popleft()

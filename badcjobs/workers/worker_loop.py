@@ -157,16 +157,10 @@ class WorkerThread(threading.Thread):
 
     def _take(self) -> Batch | None:
         """Return the next batch without the chunks that need a lean session; those go back to the queue."""
-        batch = self.queue.take(
-            self._room(_InHand()), lambda: self.retired, lambda batch: self._needs_lean(batch.chunks) == self._is_lean
-        )
+        batch = self.queue.take(self._room(_InHand()), lambda: self.retired)
         if batch is None or batch.alone:
             return batch
-        usual = self._sort_out(batch.chunks)
-        if len(usual) < len(batch.chunks) and (self._feed is None or self._is_lean):
-            self.queue.put_back(usual)  # start with the lean chunks: it saves one start of the engine
-            usual = []
-        return replace(batch, chunks=usual)
+        return replace(batch, chunks=self._sort_out(batch.chunks))
 
     def _sort_out(self, chunks: list[Chunk]) -> list[Chunk]:
         """Return the chunks for the usual session of this worker; put the others back into the queue, to be alone."""
@@ -214,7 +208,7 @@ class WorkerThread(threading.Thread):
         started = list(in_hand.started.values())
         over = BatchOver(unanswered, started, broken, self.setup.clock.now_ms(), self._circumstances(None))
         if broken is not None:
-            return self._end_session(over, self._find_cause(broken), batch.alone)
+            return self._end_session(over, broken, batch.alone)
         self._failed_openings = 0
         self.report(over)
         return True
@@ -294,13 +288,6 @@ class WorkerThread(threading.Thread):
             raise error
         return SessionBroken(fault or policy.NO_PROGRAM, str(error), at_start=at_start)
 
-    def _find_cause(self, broken: SessionBroken) -> SessionBroken:
-        """Return the fault of the node that may have broken a session, else the error itself."""
-        fault = self._find_fault(broken.error_class)
-        if fault is None:
-            return broken
-        return SessionBroken(fault.error_class, f"{broken}\n{fault}", at_start=broken.at_start)
-
     def _find_fault(self, error_class: str) -> SessionBroken | None:
         """Return the fault of the node behind an error that may have one, from a test file in our folder."""
         if error_class not in policy.MAY_BE_NODE:
@@ -315,6 +302,9 @@ class WorkerThread(threading.Thread):
 
     def _end_session(self, over: BatchOver, broken: SessionBroken, alone: bool) -> bool:
         """Report the end of a broken session, close it, and return whether this worker starts another."""
+        fault = self._find_fault(broken.error_class)
+        if fault is not None:
+            broken = SessionBroken(fault.error_class, f"{broken}\n{fault}", at_start=broken.at_start)
         is_ours = broken.error_class not in policy.OF_NODE
         self._failed_openings = self._failed_openings + 1 if broken.at_start else 0
         if is_ours:

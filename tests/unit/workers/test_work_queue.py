@@ -74,8 +74,7 @@ def play(story):
             known += fresh
             queue.add(fresh, complete=verb != "begin")
         elif verb == "take":
-            room, is_lean = Room(numbers[0] if numbers else math.inf), "lean" in words
-            batch = queue.take(room, prefers=lambda batch, is_lean=is_lean: batch.apart != is_lean)
+            batch = queue.take(Room(numbers[0] if numbers else math.inf))
             answer = batch and (batch.chunks, *(mark for mark in ("alone", "apart") if getattr(batch, mark)))
         elif verb == "more":
             answer = queue.more(numbers[0], idle=numbers[1])
