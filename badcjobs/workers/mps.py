@@ -133,7 +133,7 @@ class MpsDaemon:
             self.server = next(iter(self.control.children()), None) if self.control else None
         server_log = self._logs / "server.log"
         text = server_log.read_text(errors="replace") if server_log.exists() else ""
-        clients = {int(client) for client in re.findall(r"PID: (\d+),", text)}
+        clients = {int(client) for client in re.findall(r"Client \{PID: (\d+),", text)}
         return bool(clients if pid is None else clients & family_of(pid))
 
     def stop(self) -> None:
