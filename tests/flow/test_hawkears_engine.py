@@ -286,7 +286,10 @@ def test_with_each_of_its_options_it_finds_what_it_finds_alone(hawkears):
     (folder / "few.txt").write_text("\n".join(SPECIES))
     (folder / "quiet.yaml").write_text("hawkears:\n  save_rarities: false\ninfer:\n  min_score: 0.3\n")
     batch = [noise(audio / f"{name}.wav", 5) for name in ("a_20240105", "b_20240610")]
-    runs = [("--models", "1", *workers.with_absolute_paths(options, folder)) for options in OPTION_SETS]
+    runs = [
+        ("--models", "1", *workers.with_absolute_paths(workers.split_options(options), folder))
+        for options in OPTION_SETS
+    ]
     engine = hawkears.engine(forks=True)
     with ThreadPoolExecutor() as pool:
         alone = pool.submit(hawkears.analyze_alone, audio, *runs)
