@@ -58,7 +58,7 @@ def parse_command(template: str) -> tuple[list[str], bool]:
     """Split a command into words and check its placeholders; return also whether it runs once per batch."""
     try:
         words = shlex.split(template)
-        fields = {name for word in words for _, name, *_ in string.Formatter().parse(word) if name is not None}
+        fields = set().union(*map(_fields, words))
     except ValueError as error:
         raise BadInput(f"--command {template!r} cannot be read", why=str(error), fix=_EXAMPLE) from error
     is_per_batch = not fields.isdisjoint(_PER_BATCH)
@@ -75,6 +75,20 @@ def parse_command(template: str) -> tuple[list[str], bool]:
             fix=_EXAMPLE,
         )
     return words, is_per_batch
+
+
+def _fields(word: str) -> set[str]:
+    """Return the texts between braces, with their formats: ``{input:>9}`` is not a placeholder."""
+    fields = set()
+    for _, name, form, conversion in string.Formatter().parse(word):
+        if name is None:
+            continue
+        if conversion:
+            name += f"!{conversion}"
+        if form:
+            name += f":{form}"
+        fields.add(name)
+    return fields
 
 
 def place_values(place: Place) -> dict[str, str]:
