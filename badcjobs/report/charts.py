@@ -26,7 +26,7 @@ from badcjobs.words import natural
 
 Numbers = npt.NDArray[np.float64]
 _PLACES = {state: place for place, state in enumerate(STATES)}
-MOST_DEVICES = 400  # in the timeline, and one by one
+MOST_DEVICES = 300  # in the timeline, and one by one
 _BLOCK = 128
 _COLUMNS = 400
 _FEWEST_BARS = 8
