@@ -75,7 +75,7 @@ FRAME = Snapshot(
 )  # fmt: skip
 OVER = replace(FRAME, total=replace(FRAME.total, standstill=STANDSTILL, go_on=(COMMAND,)), alerts=(), unread=0)
 ALL_PAGES = (TASKS, DEVICES, TASK, HELP)
-SIZES = [(20, 4), (40, 10), (60, 16), (80, 24), (110, 30), (260, 32)]
+SIZES = [(20, 4), (40, 10), (60, 16), (80, 24), (110, 30), (200, 20)]
 
 
 def text(page):

@@ -203,14 +203,18 @@ def test_an_emulated_array_waits_while_its_emulation_lives_and_is_unbegun_when_t
         folder.mkdir()
         with emulation_lock(folder, ("badcjobs", "submit", "m.csv")):
             (folder / "logs" / "1794.json").write_text('{"tasks": []}')
-            said[f"{name}-lives.txt"] = play(line, folder)
-        said[f"{name}-over.txt"] = play(line, folder)
+            said[f"{name}-lives"] = play(line, folder)
+        said[f"{name}-over"] = play(line, folder)
         write_record(folder, since)
-        said[f"{name}-submitted-since.txt"] = play(line, folder)
+        said[f"{name}-submitted-since"] = play(line, folder)
         file_in(folder).unlink()
         write_intent(folder, folder / "job.sh", since)
-        said[f"{name}-perhaps-submitted.txt"] = play(line, folder)
-    pages(said)
+        said[f"{name}-perhaps-submitted"] = play(line, folder)
+    kept = ("states:", "standstill:", "go_on:")  # the other lines are those of the scenes above
+    lines = []
+    for name, text in said.items():
+        lines += [f"# {name}", *(line for line in text.splitlines() if line.startswith(kept)), ""]
+    pages({"stories.txt": "\n".join(lines)})
 
 
 def test_a_file_is_read_again_when_it_was_replaced_and_slurm_is_believed_until_it_tells_its_end(tmp_path):
