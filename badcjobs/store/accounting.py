@@ -43,20 +43,20 @@ def make_spans(from_ms: int, to_ms: int, tries: Sequence[Try], lives: Sequence[L
         stretches.append((start_ms, end_ms if began_ms is None else began_ms, "start_up", None))
     if lives:
         stretches.append((from_ms, min(life[0] for life in lives), "start_up", None))
-    events = []  # when, +1 or -1, what, attempt_id
-    for begin_ms, end_ms, what, attempt_id in stretches:
+    events = []  # when, +1 or -1, state, attempt_id
+    for begin_ms, end_ms, state_at, attempt_id in stretches:
         begin_ms, end_ms = max(begin_ms, from_ms), min(end_ms, to_ms)
         if begin_ms < end_ms:
-            events += [(begin_ms, 1, what, attempt_id), (end_ms, -1, what, attempt_id)]
+            events += [(begin_ms, 1, state_at, attempt_id), (end_ms, -1, state_at, attempt_id)]
     present: Counter[str] = Counter()
     in_progress = set[int]()
     at_ms = from_ms
     # In order of time; ends come before starts of the same moment.
-    for when_ms, more, what, attempt_id in [*sorted(events, key=lambda event: event[:2]), (to_ms, 0, "", None)]:
+    for when_ms, more, state_at, attempt_id in [*sorted(events, key=lambda event: event[:2]), (to_ms, 0, "", None)]:
         if when_ms > at_ms:
             yield Span(at_ms, when_ms, next((s for s in STATES if present[s]), "idle"), tuple(sorted(in_progress)))
             at_ms = when_ms
-        present[what] += more
+        present[state_at] += more
         if attempt_id is not None:
             in_progress ^= {attempt_id}  # it starts, or ends
 
@@ -109,8 +109,8 @@ def busy_steps(points: Points, longest_ms: int) -> Steps:
 
 
 def _neighbours(points: Points, longest_ms: int) -> Iterator[tuple[int, float, int, float]]:
-    known = [(at_ms, value) for at_ms, value in points if value is not None]
-    return ((*a, *b) for a, b in pairwise(known) if 0 < b[0] - a[0] <= longest_ms)
+    measured = [(at_ms, value) for at_ms, value in points if value is not None]
+    return ((*a, *b) for a, b in pairwise(measured) if 0 < b[0] - a[0] <= longest_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class StateTime:
     busy_s: float | None = None
     energy_j: float | None = None
 
-    def plus(self, other: StateTime, share: float = 1.0) -> StateTime:
+    def plus(self, spent: StateTime, share: float = 1.0) -> StateTime:
         """Return this time with a share of another one added; a negative share subtracts, but never below 0."""
 
         def total(value: float | None, more: float | None) -> float | None:
@@ -131,10 +131,10 @@ class StateTime:
             return max(0.0, (value or 0.0) + share * more)
 
         return StateTime(
-            max(0.0, self.total_s + share * other.total_s),
-            max(0.0, self.measured_s + share * other.measured_s),
-            total(self.busy_s, other.busy_s),
-            total(self.energy_j, other.energy_j),
+            max(0.0, self.total_s + share * spent.total_s),
+            max(0.0, self.measured_s + share * spent.measured_s),
+            total(self.busy_s, spent.busy_s),
+            total(self.energy_j, spent.energy_j),
         )
 
 
@@ -157,12 +157,12 @@ def sum_by_state(
 
 def state_seconds(spans: Iterable[Span], from_ms: int, width_ms: int) -> dict[int, Counter[str]]:
     """Return the seconds of each state in stretches of equal width, by the number of the stretch from 0."""
-    found: dict[int, Counter[str]] = {}
+    by_stretch: dict[int, Counter[str]] = {}
     for span in spans:
         at_ms = span.from_ms
         while at_ms < span.to_ms:
             number = (at_ms - from_ms) // width_ms
             end_ms = min(span.to_ms, from_ms + (number + 1) * width_ms)
-            found.setdefault(number, Counter())[span.state] += (end_ms - at_ms) / 1000  # type: ignore[assignment]
+            by_stretch.setdefault(number, Counter())[span.state] += (end_ms - at_ms) / 1000  # type: ignore[assignment]
             at_ms = end_ms
-    return found
+    return by_stretch

@@ -1,31 +1,28 @@
-"""Writes files atomically: under a hidden name, sealed with a checksum, then renamed; readers see complete files."""
+"""Writes files atomically: under a hidden name, with checksums, then renamed; readers see complete files."""
 
 from __future__ import annotations
 
 import errno
 import glob
+import hashlib
 import json
 import os
 import shutil
 import sqlite3
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from badcjobs.errors import BadInput
 from badcjobs.paths import shell_line
 from badcjobs.small_files import parse_json
-from badcjobs.store.connect import SQLITE_MAGIC, open_sealed, read_value
+from badcjobs.store.connect import SQLITE_MAGIC, is_database, read_value
 from badcjobs.store.schema import TABLES
 
-ROWS = "rows"
-SEAL = "seal"
-_DIGITS = 8
-_BLANK = b"-" * _DIGITS
-_MARK = b"sealcrc32:"  # SQLite stores key and value of a row next to each other
+ROWS = "rows"  # a key of ``meta`` that only published files have
 _BLOCK_BYTES = 1 << 20
 
 
@@ -35,50 +32,23 @@ def count_tables(db: sqlite3.Connection) -> dict[str, int]:
     return {name: read_value(db, f"SELECT count(*) FROM {name}") for name in tables}
 
 
-def prepare_seal(db: sqlite3.Connection) -> None:
-    """Write the row counts of a complete file and a placeholder for its checksum."""
-    values = {ROWS: json.dumps(count_tables(db)), SEAL: f"crc32:{_BLANK.decode()}"}
-    db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", values.items())
+def write_row_counts(db: sqlite3.Connection) -> None:
+    """Write the row counts of a complete file into it."""
+    db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (ROWS, json.dumps(count_tables(db))))
 
 
-def read_sealed_rows(db: sqlite3.Connection) -> dict[str, int]:
+def read_row_counts(db: sqlite3.Connection) -> dict[str, int]:
     """Return the row counts that a file was published with; empty: it has none."""
     text = read_value(db, "SELECT value FROM meta WHERE key = ?", ROWS)
     try:
-        return {str(table): int(many) for table, many in parse_json(text).items()}
+        return {str(table): int(count) for table, count in parse_json(text).items()}
     except (ValueError, TypeError, AttributeError):
         return {}
 
 
-def checksum(blocks: Iterable[bytes]) -> tuple[int | None, str | None, str]:
-    """Return the position of a file's seal, its digits, and the checksum of all blocks with the seal left blank."""
-    crc = 0
-    position = 0  # of the bytes that are held
-    held = b""
-    seal_at = None
-    digits = b""
-    for block in blocks:
-        held += block
-        start = held.find(_MARK) + len(_MARK)
-        if seal_at is None and start >= len(_MARK) and len(held) >= start + _DIGITS:
-            seal_at = position + start
-            digits = held[start : start + _DIGITS]
-            held = held[:start] + _BLANK + held[start + _DIGITS :]
-        count = len(held)
-        if seal_at is None:  # a seal may start in the last bytes
-            count = max(0, count - len(_MARK) - _DIGITS + 1)
-        crc = zlib.crc32(held[:count], crc)
-        position += count
-        held = held[count:]
-    stated = None
-    if seal_at is not None and digits != _BLANK:
-        stated = digits.decode(errors="replace")
-    return seal_at, stated, f"{zlib.crc32(held, crc):08x}"
-
-
 # --- stamps -----------------------------------------------------------------------------------------------------------
 # SQLite leaves the last bytes of each page of a published file to us. They hold an id of the publication and a
-# checksum: salvage takes no row from a page that is damaged, in another place, or from another file.
+# checksum: no row comes from a page that is damaged, in another place, or from another file.
 
 PAGE_BYTES = 4096  # SQLite's default, which we never change
 _STAMP_BYTES = 12
@@ -92,6 +62,12 @@ def empty_stamped_page() -> bytes:
     return (header.ljust(100, b"\0") + empty_tree).ljust(PAGE_BYTES, b"\0")
 
 
+def read_pages(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the pages of a file with their numbers, from 1."""
+    with path.open("rb", _BLOCK_BYTES) as file:
+        yield from enumerate(iter(lambda: file.read(PAGE_BYTES), b""), 1)
+
+
 def read_stamp(page: bytes, number: int) -> bytes | None:
     """Return the id of the publication that a page belongs to; None: it is damaged, or has no stamp."""
     if _page_crc(page[:-_CRC_BYTES], number) != page[-_CRC_BYTES:]:
@@ -99,56 +75,41 @@ def read_stamp(page: bytes, number: int) -> bytes | None:
     return page[-_STAMP_BYTES:-_CRC_BYTES]
 
 
-def is_stamped(path: Path) -> bool:
-    """Say whether a file was published: its first page has a stamp, right or wrong, or one of the next a right one."""
+def read_publication(path: Path) -> str | None:
+    """Return the id of the publication that a file is; None: one of its pages is damaged or of another publication."""
+    publication = None
+    for number, page in read_pages(path):
+        stamp = read_stamp(page, number)
+        if stamp is None or publication not in (None, stamp):
+            return None
+        publication = stamp
+    return None if publication is None else publication.hex()
+
+
+def is_published(path: Path) -> bool:
+    """Say whether a file was published, damaged or not: it leaves space for stamps, or its second page has one."""
     with path.open("rb") as file:
-        first, *others = [file.read(PAGE_BYTES) for _ in range(19)]
-    has_space = first[20:21] == bytes([_STAMP_BYTES])
-    return (has_space and any(first[-_STAMP_BYTES:])) or any(map(read_stamp, others, range(2, 20)))
+        first = file.read(PAGE_BYTES)
+        second = file.read(PAGE_BYTES)
+    return first[20:21] == bytes([_STAMP_BYTES]) or read_stamp(second, 2) is not None
 
 
 def _page_crc(page: bytes, number: int) -> bytes:
-    """Return the checksum of a page at its place; the digits of the seal, which is written later, do not count."""
-    start = page.find(_MARK) + len(_MARK)
-    if start >= len(_MARK):
-        page = page[:start] + page[start + _DIGITS :]
+    """Return the checksum of a page at its place."""
     return zlib.crc32(page, number).to_bytes(_CRC_BYTES, "big")
 
 
-def _stamp_pages(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    publication = os.urandom(_STAMP_BYTES - _CRC_BYTES)
-    number = 0
-    for block in blocks:
-        pages = []
-        for start in range(0, len(block), PAGE_BYTES):
-            number += 1
-            page = block[start : start + PAGE_BYTES - _STAMP_BYTES] + publication
-            pages += [page, _page_crc(page, number)]
-        yield b"".join(pages)
+def _stamp_pages(path: Path) -> Iterator[bytes]:
+    digest = hashlib.blake2b(digest_size=_STAMP_BYTES - _CRC_BYTES)
+    for _, page in read_pages(path):
+        digest.update(page)
+    publication = digest.digest()
+    for number, page in read_pages(path):
+        content = page[:-_STAMP_BYTES] + publication
+        yield content + _page_crc(content, number)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
-
-
-def _blocks(file: BinaryIO) -> Iterator[bytes]:
-    return iter(lambda: file.read(_BLOCK_BYTES), b"")
-
-
-def read_checksum(path: Path) -> tuple[str | None, str]:
-    """Return the checksum in a file's seal (None: it has no seal), and the checksum of its bytes."""
-    with path.open("rb") as file:
-        _, stated, computed = checksum(_blocks(file))
-    return stated, computed
-
-
-def read_stated(path: Path) -> str | None:
-    """Return the checksum in a file's seal without reading the file; None: it has no seal, or is not a database."""
-    try:
-        with closing(open_sealed(path)) as db:
-            seal = read_value(db, "SELECT value FROM meta WHERE key = ?", SEAL)
-    except (sqlite3.Error, ValueError):
-        return None
-    return seal and str(seal).removeprefix("crc32:")
 
 
 @contextmanager
@@ -176,21 +137,14 @@ def replace_text(target: Path, text: str) -> None:
 
 
 def move_into_place(local: Path, target: Path) -> None:
-    """Copy a finished local file to its target and seal it; readers see the complete file or the old one."""
+    """Copy a finished file to its target, a database with stamps; readers see the complete file or the old one."""
     temporary = unfinished_name(target)
-    with replacing(target, temporary), local.open("rb") as source, temporary.open("wb") as copy:
-        is_database = source.read(len(SQLITE_MAGIC)) == SQLITE_MAGIC  # not samples as text
-        source.seek(0)
-
-        def copied() -> Iterator[bytes]:
-            for block in _stamp_pages(_blocks(source)) if is_database else _blocks(source):
-                copy.write(block)
-                yield block
-
-        seal_at, _, digits = checksum(copied())
-        if seal_at is not None:
-            copy.seek(seal_at)
-            copy.write(digits.encode())
+    with replacing(target, temporary):
+        if is_database(local):
+            with temporary.open("wb", _BLOCK_BYTES) as copy:
+                copy.writelines(_stamp_pages(local))
+        else:  # samples as text
+            shutil.copyfile(local, temporary)
 
 
 def unfinished_name(target: Path, pid: str = "") -> Path:
@@ -210,8 +164,8 @@ def try_to_write(target: Path) -> None:
 
 def remove_unfinished(target: Path) -> None:
     """Remove the temporary copies of this file that killed processes left behind."""
-    others = {*os.listdir("/proc")} - {str(os.getpid())}  # noqa: PTH208
-    at_work = {unfinished_name(target, pid) for pid in others}
+    other_pids = {*os.listdir("/proc")} - {str(os.getpid())}  # noqa: PTH208
+    at_work = {unfinished_name(target, pid) for pid in other_pids}
     for copy in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
         if copy in at_work:
             continue

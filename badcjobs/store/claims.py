@@ -50,13 +50,13 @@ class Part:
         """The name of its claims."""
         return f"claim-{self.source}-{self.line}-{self.index}-{self.count}"
 
-    def overlaps(self, other: Part) -> bool:
+    def overlaps(self, part: Part) -> bool:
         """Return whether the two parts may have a row in common."""
-        if self.source != other.source:
+        if self.source != part.source:
             return False
-        if self.line != other.line:
-            return "all" in (self.line, other.line)
-        return (self.index - other.index) % math.gcd(self.count, other.count) == 0
+        if self.line != part.line:
+            return "all" in (self.line, part.line)
+        return (self.index - part.index) % math.gcd(self.count, part.count) == 0
 
 
 class Claim(Lease):
@@ -94,9 +94,8 @@ class Claim(Lease):
         """Return whether Slurm has restarted the holder as this attempt."""
         key = TaskKey.parse(holder.name)
         assert key is not None and self._key is not None
-        is_same = (key.job_id, key.array_index, key.procid) == (
-            self._key.job_id, self._key.array_index, self._key.procid,
-        )  # fmt: skip
+        mine = self._key
+        is_same = (key.job_id, key.array_index, key.procid) == (mine.job_id, mine.array_index, mine.procid)
         if not is_same or holder.restart >= self._restart:
             return False
         self.replaced.add(holder.name)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from badcjobs.errors import BadcjobsError, DatabaseProblem
-from badcjobs.store.plausible import UNREADABLE, find_damage
 from badcjobs.store.schema import APPLICATION_ID, SCHEMA_VERSION, ddl_script
 from badcjobs.version import __version__
 
@@ -66,9 +65,9 @@ def parse_mountinfo(text: str, path: str) -> Filesystem:
     """
     best = Filesystem(UNKNOWN)
     for line in text.splitlines():
-        before, found, after = line.partition(" - ")  # a single hyphen separates the optional fields from the type
+        before, separator, after = line.partition(" - ")  # a single hyphen separates the optional fields from the type
         fields = before.split(" ")
-        if not found or len(fields) < 6:
+        if not separator or len(fields) < 6:
             continue
         mount = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[4])  # blanks, backslashes
         if PurePosixPath(path).is_relative_to(mount) and len(mount) >= len(best.mount):
@@ -78,6 +77,8 @@ def parse_mountinfo(text: str, path: str) -> Filesystem:
 
 # --- opening ----------------------------------------------------------------------------------------------------------
 
+# What SQLite raises for a damaged file; ValueError: text that is not UTF-8, also in a message of its own.
+UNREADABLE = (sqlite3.Error, ValueError)
 SQLITE_MAGIC = b"SQLite format 3\0"
 _Facts = TypeVar("_Facts")
 # The name of a chunk in messages, as an SQL expression.
@@ -123,32 +124,17 @@ def create_tables(connection: sqlite3.Connection) -> None:
     connection.executescript(ddl_script())
 
 
-class TableEntry(NamedTuple):
-    """An entry of a file's own list of tables and indexes."""
-
-    name: str
-    page: int  # its first
-    sql: str | None  # None: the index of a key
-
-    @property
-    def is_strange(self) -> bool:
-        """Whether it is not a plain table: a view or a computed column can do anything when it is read."""
-        return self.sql is not None and not _PLAIN_TABLE.fullmatch(self.sql)
-
-
 _PLAIN_TABLE = re.compile(r"CREATE TABLE\b(?!.*\b(AS|CHECK)\b).*", re.IGNORECASE | re.DOTALL)
 
 
-def list_tables(db: sqlite3.Connection) -> Iterator[TableEntry]:
-    """Yield the entries of the list of tables, whatever they are."""
-    yield from map(TableEntry._make, db.execute("SELECT name, rootpage, sql FROM sqlite_master"))
-
-
 def refuse_strange_tables(db: sqlite3.Connection) -> None:
-    """Raise an error for a task database with views, computed columns and the like, which badcjobs never writes."""
-    for entry in list_tables(db):
-        if entry.is_strange:
-            raise sqlite3.DatabaseError(f"badcjobs has not written its list of tables: {entry.name}")
+    """Raise an error for a task database with views, computed columns and the like, which badcjobs never writes.
+
+    They can do anything when they are read.
+    """
+    for name, sql in db.execute("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"):  # not the index of a key
+        if not _PLAIN_TABLE.fullmatch(sql):
+            raise sqlite3.DatabaseError(f"badcjobs has not written its list of tables: {name}")
 
 
 def as_sqlite_utils(connection: sqlite3.Connection) -> Database:
@@ -196,10 +182,10 @@ def read_as(db: sqlite3.Connection, kind: Callable[..., _Facts], sql: str, *valu
 
 def grouped(rows: Iterable[Sequence[Any]]) -> dict[Any, list[Any]]:
     """Group rows by their first column; a row is then a tuple of the other columns, or the only other one."""
-    found = defaultdict(list)
-    for key, *others in rows:
-        found[key].append(others[0] if len(others) == 1 else tuple(others))
-    return found
+    groups = defaultdict(list)
+    for key, *rest in rows:
+        groups[key].append(rest[0] if len(rest) == 1 else tuple(rest))
+    return groups
 
 
 def is_database(path: Path) -> bool:
@@ -241,6 +227,15 @@ def is_job_database(db: sqlite3.Connection) -> bool:
     return read_value(db, "SELECT 1 FROM sqlite_master WHERE name = 'source_file'") is not None
 
 
+def find_damage(db: sqlite3.Connection) -> str | None:
+    """Check a complete database; return the first thing that is wrong with it, None: nothing."""
+    try:
+        verdict = str(read_value(db, "PRAGMA quick_check(1)"))
+    except UNREADABLE as error:
+        return str(error)
+    return None if verdict == "ok" else verdict
+
+
 def schema_problem(connection: sqlite3.Connection) -> str | None:
     """Return why this badcjobs cannot read the schema of a file; None: it can."""
     version = read_value(connection, "PRAGMA user_version")
@@ -275,8 +270,8 @@ def reading(path: Path, suggest_fix: Callable[[str], str | None] = lambda why: N
         damage = str(error) if isinstance(error, sqlite3.Error) else None
         if damage is None or "no such" in damage or "UTF-8" in damage:
             with suppress(*UNREADABLE), closing(open_sealed(path)) as db:
-                found = find_damage(db)
-                damage = damage if found is None else f"damaged: {found}"
+                first_damage = find_damage(db)
+                damage = damage if first_damage is None else f"damaged: {first_damage}"
         if damage is None:
             raise
         raise DatabaseProblem(f"{path.name} cannot be read: {damage}", fix=suggest_fix(damage)) from error

@@ -94,8 +94,8 @@ def write_chunks(db: sqlite3.Connection, folder: Path, wanted: DetectionFilter, 
     for written, chunk in enumerate(_named_rows(db, chunks), 1):
         while key is not None and key < _key(chunk):
             key, group = next(groups, (None, iter(())))
-        found = group if key == _key(chunk) else ()
-        detections = [{name: row[name] for name in row.keys()[2:]} for row in found]
+        rows = group if key == _key(chunk) else ()
+        detections = [{name: row[name] for name in row.keys()[2:]} for row in rows]
         target = folder / chunk_file(*_key(chunk))
         make_folder(target.parent)
         with fresh_file(target) as out:
@@ -207,15 +207,15 @@ def _metrics_at(db: sqlite3.Connection, table: str, event: sqlite3.Row, moment: 
     """Return the sample before or after an attempt, in the form of BADC's own GPU readings."""
     if event["device_id"] is None:
         return None
-    found = db.execute(
+    reading = db.execute(
         f"""SELECT utilization_percent, memory_used_bytes FROM {table}
             WHERE task_id = :task AND device_id = :device AND at_ms {_SIDES[moment]} LIMIT 1""",
         {"task": event["task_id"], "device": event["device_id"], "at": event[moment]},
     ).fetchone()  # None: no sample within _NEAR_MS on that side
-    return found and {
+    return reading and {
         "index": event["device_index"],
-        "utilization": found[0],
-        "memory_used_mb": _mib(found[1]),
+        "utilization": reading[0],
+        "memory_used_mb": _mib(reading[1]),
         "memory_total_mb": _mib(event["memory_total_bytes"]),
     }
 
@@ -258,8 +258,8 @@ def write_resume_summary(db: sqlite3.Connection, folder: Path, telemetry: Path) 
         text.write(f'{{"telemetry_log": {json.dumps(str(telemetry))},\n')
         text.write(f'"workers": {json.dumps(workers)},\n"jobs": {{')
         for written, (chunk_id, rows) in enumerate(groupby(chunks, key=itemgetter(0)), 1):
-            (_, recording_id, status, attempts, error, worker), *others = rows
-            hidden += len(others)
+            (_, recording_id, status, attempts, error, worker), *same_id = rows
+            hidden += len(same_id)
             if status == "done":
                 output = str(folder / chunk_file(recording_id, chunk_id))
                 state = {"status": "success", "attempts": attempts, "retries": max(attempts - 1, 0), "output": output}
@@ -269,6 +269,5 @@ def write_resume_summary(db: sqlite3.Connection, folder: Path, telemetry: Path) 
             text.write(f"{',' if written > 1 else ''}\n{json.dumps(chunk_id)}: {json.dumps(state)}")
         text.write("\n}}\n")
     if hidden:
-        log.warning("BADC's resume summary has one entry per chunk id; chunks of other recordings with the same id are "
-                    "left out (%d), and BADC would analyse them again", hidden)  # fmt: skip
+        log.warning("BADC would analyse chunks again whose id is that of another recording's chunk: %d", hidden)
     return target, written

@@ -79,8 +79,8 @@ def read_table(db: sqlite3.Connection, table: str, form: str) -> tuple[dict[str,
     # A computed column of a view has the type of its values; one query reads them all, because a view may be slow.
     computed = [name for name, kind in types.items() if kind not in _STORED]
     if computed:
-        found = ", ".join(f"group_concat(DISTINCT typeof({quoted(name)}))" for name in computed)
-        for name, kinds in zip(computed, db.execute(f"SELECT {found} FROM ({sql})").fetchone(), strict=True):
+        all_types = ", ".join(f"group_concat(DISTINCT typeof({quoted(name)}))" for name in computed)
+        for name, kinds in zip(computed, db.execute(f"SELECT {all_types} FROM ({sql})").fetchone(), strict=True):
             there = set((kinds or "null").split(",")) - {"null"}
             types[name] = "TEXT" if "text" in there else "INTEGER" if there == {"integer"} else "REAL"
     return types, in_batches(db.execute(sql), form)
@@ -170,8 +170,8 @@ class JobDetections:
 
     def study_areas(self) -> list[str | None]:
         """Return all study areas in row order; None: recordings without one."""
-        found = self._db.execute(f"SELECT DISTINCT study_area FROM {self._recordings} ORDER BY study_area")
-        return [area for (area,) in found]
+        rows = self._db.execute(f"SELECT DISTINCT study_area FROM {self._recordings} ORDER BY study_area")
+        return [area for (area,) in rows]
 
     def batches(self, form: str) -> Iterator[tuple[str | None, Sequence[Row]]]:
         """Yield the rows in order, in batches; each batch belongs to one study area, which comes with it."""

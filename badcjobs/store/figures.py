@@ -106,7 +106,9 @@ def _write_totals(db: sqlite3.Connection, task_id: int, device_id: int) -> tuple
         counted = (to_j - from_j + fallen_j, (to_ms - from_ms) / 1000)
     total = (device_id, task_id, samples, first_ms, last_ms, *counted, energy.total)
     db.execute(insert_sql("device_total"), total)
-    figures = [(task_id, device_id, metric, *distribution(found)) for metric, found in counts.items() if found]
+    figures = [
+        (task_id, device_id, metric, *distribution(of_values)) for metric, of_values in counts.items() if of_values
+    ]
     db.executemany(insert_sql("metric_summary"), figures)
     utilization = sorted(counts["utilization_percent"].items())
     db.executemany(insert_sql("utilization_count"), [(task_id, device_id, *pair) for pair in utilization])

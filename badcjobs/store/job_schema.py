@@ -35,16 +35,16 @@ def define_view(name: str, meaning: str, *columns: Column, source: str = "") -> 
 
 def _from(table: str, alias: str, *names: str) -> tuple[Column, ...]:
     """Return columns of a table, with their meaning there."""
-    known = {column.name: column for column in TABLE_BY_NAME[table].columns}
-    return tuple(Column(name, f"{alias}.{name}", known[name].help) for name in names)
+    by_name = {column.name: column for column in TABLE_BY_NAME[table].columns}
+    return tuple(Column(name, f"{alias}.{name}", by_name[name].help) for name in names)
 
 
 def _chunks(which: str) -> str:
     return f"(SELECT count(*) FROM chunk c WHERE c.task_id = t.task_id AND c.status {which})"
 
 
-def _of_job(what: str, which: str) -> str:
-    return f"(SELECT {what} FROM chunk WHERE status {which})"
+def _of_job(total: str, which: str) -> str:
+    return f"(SELECT {total} FROM chunk WHERE status {which})"
 
 
 def _metric(alias: str, metric: str) -> str:

@@ -138,18 +138,18 @@ LAST_READING = "SELECT max(at_ms) FROM (SELECT at_ms FROM host_sample UNION ALL 
 
 def last_reading_ms(uri: str | None) -> int | None:
     """Return the time of the recorder's last reading; None: there is none, or its file cannot be read."""
-    found = _ask(uri, LAST_READING)
-    return found[0][0] if found else None
+    rows = _ask(uri, LAST_READING)
+    return rows[0][0] if rows else None
 
 
 def read_device_state(uri: str | None, device_id: int, before_ms: int) -> str | None:
     """Return the last sample of a device before a moment as JSON, without unknown values; None: there is none."""
     sql = "SELECT * FROM sample WHERE device_id = ? AND at_ms <= ? ORDER BY rowid DESC LIMIT 1"
-    found = _ask(uri, sql, (device_id, before_ms))
-    if not found:
+    rows = _ask(uri, sql, (device_id, before_ms))
+    if not rows:
         return None
-    known = {name: value for name, value in dict(found[0]).items() if value is not None}
-    return json.dumps({name: value for name, value in known.items() if name not in ("task_id", "device_id")})
+    reading = {name: value for name, value in dict(rows[0]).items() if value is not None}
+    return json.dumps({name: value for name, value in reading.items() if name not in ("task_id", "device_id")})
 
 
 def read_memory_peaks(uri: str | None, since_ms: int, until_ms: int | None = None) -> dict[int, int]:

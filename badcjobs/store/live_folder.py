@@ -184,8 +184,8 @@ def publish_left_behind(
     """
     for path in sorted((*mine.path.parent.glob("badcjobs-*"), *out.tasks.glob(f"{LIVE_PREFIX}*"))):
         name = path.name.removeprefix("badcjobs-").removeprefix(LIVE_PREFIX).rpartition("-")[0]
-        other = TaskKey.parse(name)
-        is_sibling = other is not None and other.is_sibling_of(key)
+        task = TaskKey.parse(name)
+        is_sibling = task is not None and task.is_sibling_of(key)
         if path == mine.path or (is_sibling and path.parent == out.tasks):
             continue
         patience_s = 0.0 if is_sibling else _PATIENCE_S

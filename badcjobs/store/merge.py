@@ -28,6 +28,8 @@ from badcjobs.seams import Clock
 from badcjobs.store.atomic_write import remove_unfinished, replacing, sync_file, unfinished_name
 from badcjobs.store.connect import (
     SQLITE_MAGIC,
+    UNREADABLE,
+    find_damage,
     is_job_database,
     open_sealed,
     read_value,
@@ -36,7 +38,6 @@ from badcjobs.store.connect import (
 )
 from badcjobs.store.job_schema import open_draft
 from badcjobs.store.merge_writer import FileChanged, JobWriter, count_rows
-from badcjobs.store.plausible import UNREADABLE, find_damage
 from badcjobs.store.runs import refuse_different_runs, refuse_no_runs
 from badcjobs.store.schema import APPLICATION_ID, DERIVED
 from badcjobs.store.slurm_ends import find_ends, has_new_ends, read_ends, write_ends
@@ -51,7 +52,6 @@ from badcjobs.store.source_files import (
     find_task_databases,
     full_path,
     read_source_files,
-    salvage_instead,
     skipped,
 )
 
@@ -112,9 +112,9 @@ def read_old_job(target: Path) -> tuple[str, tuple[SourceFile, ...]]:
                 raise sqlite3.DatabaseError("not a SQLite database")  # perhaps its first page is damaged
         with closing(open_sealed(target)) as db:
             application = read_value(db, "PRAGMA application_id")
-            what = "a task database" if application == APPLICATION_ID else "another program's database"
+            kind = "a task database" if application == APPLICATION_ID else "another program's database"
             is_ours = application == APPLICATION_ID and is_job_database(db)
-            _refuse_if(not is_ours, f"{target} is {what}, not a job database")
+            _refuse_if(not is_ours, f"{target} is {kind}, not a job database")
             complaint = schema_problem(db)
             _refuse_if(complaint is not None, f"{target} has {complaint}")
             return "current", read_source_files(db)
@@ -133,10 +133,10 @@ def _find_damage(target: Path) -> str | None:
         return find_damage(db)
 
 
-def _refuse_if(wrong: bool, what: str) -> None:
+def _refuse_if(wrong: bool, problem: str) -> None:
     if wrong:
         fix = "badcjobs merge RUN_FOLDER -o another/name.sqlite"
-        raise DatabaseProblem(what, why="merge would replace it", fix=fix)
+        raise DatabaseProblem(problem, why="merge would replace it", fix=fix)
 
 
 def damaged_name(target: Path) -> Path:
@@ -220,9 +220,9 @@ def _scratch_prefix(target: Path) -> str:
 
 def _merge(order: MergeOrder, check: Callable[[], None]) -> MergeOutcome:
     _remove_leftovers(order.target)
-    found = find_task_databases(order.inputs, order.target)
+    files_found = find_task_databases(order.inputs, order.target)
     state, files = read_old_job(order.target)
-    if not found and not files:
+    if not files_found and not files:
         why = "task databases are called tasks/<job>_<index>.r<restart>.<node>.sqlite"
         fix = "badcjobs merge RUN_FOLDER   (the folder given as --out to badcjobs run)"
         if any(place.joinpath("run.toml").is_file() for place in order.inputs):
@@ -230,7 +230,7 @@ def _merge(order: MergeOrder, check: Callable[[], None]) -> MergeOutcome:
             fix = "the command of this run again: it says why"
         raise NoTaskDatabases("no task database in " + ", ".join(map(str, order.inputs)), why=why, fix=fix)
     known = {file.path: file for file in files}
-    changed = [file for file in found if _has_changed(file, known.get(file.path))]
+    changed = [file for file in files_found if _has_changed(file, known.get(file.path))]
     if not order.mix:
         readable = [file.file for file in changed if file.reason is None]
         refuse_different_runs(readable, order.inputs, order.target if state == "current" else None)
@@ -247,18 +247,18 @@ def _merge(order: MergeOrder, check: Callable[[], None]) -> MergeOutcome:
                 raise
             log.debug("%s: %s", order.target, error)
             old = {file.path: file for file in _damaged(order.target, damage)}
-            changed = found
+            changed = files_found
             files = _bring_up_to_date(order, "damaged", old, changed, check)
-    return MergeOutcome(files, len(changed), frozenset(file.path for file in found))
+    return MergeOutcome(files, len(changed), frozenset(file.path for file in files_found))
 
 
-def _has_changed(file: Intake, known: SourceFile | None) -> bool:
-    if known is None or file.has_leftovers or file.reason is not None:
-        return True
+def _has_changed(file: Intake, merged: SourceFile | None) -> bool:
+    if merged is None or merged.status == "recovered" or file.reason is not None:
+        return True  # a log beside a live file may have changed
     try:
-        return not known.is_same(file.file.stat())
+        return not merged.is_same(file.file.stat())
     except OSError:
-        return known.size_bytes is not None  # no longer readable: keep its rows, and record that
+        return merged.size_bytes is not None  # no longer readable: keep its rows, and record that
 
 
 def _bring_up_to_date(
@@ -279,16 +279,11 @@ def _write(
 ) -> tuple[SourceFile, ...]:
     ends = read_ends(db)
     writer = JobWriter(db, old)
-    rows, halves = 0, []
+    rows = 0
     for number, intake in enumerate(intakes, 1):
-        if intake.is_half:
-            halves.append(intake)  # after the file that has the task itself
-        else:
-            _add_file(writer, intake)
+        _add_file(writer, intake)
         rows += sum(intake.counts.values())
         order.progress(number, of, rows)
-    for intake in halves:
-        _add_file(writer, intake)
     files = writer.finish()
     if not any(file.status in HOLDING for file in files):
         raise DatabaseProblem(
@@ -303,26 +298,23 @@ def _write(
 
 
 def _add_file(writer: JobWriter, intake: Intake) -> None:
-    """Give a file to the writer; examine it again if it was published meanwhile, salvage it if damage shows only now.
+    """Give a file to the writer; examine it again if it was published meanwhile.
 
-    An isolation boundary: an error in one file does not stop the merge. Its rows are rolled back, and the file is
-    salvaged or, if that does not help, skipped.
+    An isolation boundary: an error in one file does not stop the merge. Its rows are rolled back, and it is skipped.
     """
-    is_salvaged = False
     for _ in range(_TRIES):
         try:
             writer.add_file(intake)
             break
         except FileChanged:
-            found = Intake(intake.path, None, "skipped", file=intake.file)
-            intake = examine(found, intake.scratch)
+            same_file = Intake(intake.path, None, "skipped", file=intake.file)
+            intake = examine(same_file, intake.scratch)
         except OSError:  # no space for a copy
             raise
         except Exception as error:
-            if writer.is_cause(error, after_salvage=is_salvaged):
+            if writer.is_cause(error):
                 raise
-            demote = skipped if is_salvaged else salvage_instead
-            intake, is_salvaged = demote(intake, f"damaged: {error}"), True
+            intake = skipped(intake, f"damaged: {error}")
     else:
         writer.add_file(replace(skipped(intake, STILL_WRITTEN), size_bytes=None))
     shutil.rmtree(intake.scratch, ignore_errors=True)
@@ -359,7 +351,7 @@ class Removal:
 def remove_merged_files(job_database: Path, given: Collection[str]) -> Removal:
     """Count the rows of every task in the finished job database; remove the files of tasks that are complete there.
 
-    Remove only files ``given`` to this merge, with a correct seal, and never the last record of what is done.
+    Remove only files ``given`` to this merge, undamaged, and never the last record of what is done.
     """
     removed = []
     left = []
@@ -389,7 +381,9 @@ def _why_not(
     if file.status not in ("merged", "copy") or holder is None or file.task_id is None:
         return file.reason or f"it was {file.status}"
     if file.checksum is None or file.checksum != holder.checksum:
-        return "it has no seal" if file.checksum is None else "it is not the file whose rows are in the job database"
+        return (
+            "it was not published" if file.checksum is None else "it is not the file whose rows are in the job database"
+        )
     if read_value(db, "SELECT verdict FROM task WHERE task_id = ?", file.task_id) is None:
         return "its task had not ended when it was merged"
     counted = sum(count_rows(db, file.task_id, leave_out=DERIVED).values())

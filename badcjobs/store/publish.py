@@ -17,11 +17,12 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import METRICS, publish_interval_s
-from badcjobs.store.atomic_write import SEAL, empty_stamped_page, move_into_place, prepare_seal
+from badcjobs.store.atomic_write import ROWS, empty_stamped_page, move_into_place, write_row_counts
 from badcjobs.store.connect import create_tables, open_sealed, open_uri, read_value, transaction, unshared_uri
 from badcjobs.store.export_tables import rows_written_to
 from badcjobs.store.figures import write_figures
@@ -70,7 +71,7 @@ def publish(
         temporary = tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".tmp", dir=place)
         folder = Path(stack.enter_context(temporary))
         joined = folder / "joined.sqlite"
-        _join_files(halves, joined, closing or {}, gaps)
+        join_files(halves, joined, closing or {}, gaps)
         if target.suffix not in TEXT_FORMS:
             return joined
         with contextlib.closing(open_sealed(joined)) as db, (folder / target.name).open("wb") as out:
@@ -89,8 +90,11 @@ def publish(
     return target.stat().st_size
 
 
-def _join_files(
-    halves: Sequence[Half | Path], joined: Path, closing: Mapping[str, object], gaps: Sequence[Gap]
+def join_files(
+    halves: Sequence[Half | Path],
+    joined: Path,
+    closing: Mapping[str, object] = MappingProxyType({}),
+    gaps: Sequence[Gap] = (),
 ) -> None:
     """Write a new database with the rows of all halves that exist.
 
@@ -105,14 +109,14 @@ def _join_files(
         for half in halves:
             part = LiveHalf(half) if isinstance(half, Path) else half
             try:
-                found = _copy_rows(db, part, joined.parent)
+                is_there = _copy_rows(db, part, joined.parent)
             except sqlite3.Error as error:
                 if half is halves[0] or count_rows(part, joined.parent, [table.name for table in TABLES]) >= 0:
                     raise  # every row can be read: the target has no space
                 log.warning("the recorder's file cannot be read; its readings are not published: %s", error)
                 db.execute(_UNREADABLE, (f"the recorder's file cannot be read: {error}",))
             else:
-                if half is halves[0] and not found:  # never replace a published file by an empty one
+                if half is halves[0] and not is_there:  # never replace a published file by an empty one
                     raise FileNotFoundError("the wrapper's file is gone")
         for column, value in closing.items():
             db.execute(f"UPDATE task SET {column} = coalesce({column}, ?)", (value,))
@@ -120,7 +124,7 @@ def _join_files(
         with transaction(db):
             for (task_id,) in db.execute("SELECT task_id FROM task").fetchall():
                 write_figures(db, task_id)
-            prepare_seal(db)
+            write_row_counts(db)
     finally:
         db.close()
 
@@ -139,7 +143,7 @@ def _copy_rows(db: sqlite3.Connection, half: Half, workplace: Path) -> bool:
         if read_value(db, "PRAGMA live.user_version") == 0:
             return False  # just created, without tables
         with transaction(db):  # one snapshot of the live file
-            is_published = read_value(db, "SELECT 1 FROM live.meta WHERE key = ?", SEAL)
+            is_published = read_value(db, "SELECT 1 FROM live.meta WHERE key = ?", ROWS)
             for table in (table.name for table in TABLES if not is_published or table.name in _WORK):
                 copy = f"INSERT INTO main.{table} SELECT * FROM live.{table}"
                 if table == "sample":

@@ -13,7 +13,6 @@ from pathlib import Path, PurePath
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import TaskKey, is_silent, not_none
 from badcjobs.paths import shell_line
-from badcjobs.store.atomic_write import read_stated
 from badcjobs.store.connect import (
     grouped,
     is_job_database,
@@ -237,7 +236,6 @@ def _ranks(db: sqlite3.Connection, column: str, count: int) -> list[float | None
 
 
 # --- changes of the merged files since the merge, by their times and sizes --------------------------------------------
-# Only the files of tasks that were silent at the merge are opened: in a copy of the run, times differ but seals do not.
 
 
 def add_last_contact(
@@ -256,7 +254,6 @@ def add_last_contact(
     listed = {path for (path,) in db.execute("SELECT path FROM source_file")}
     statuses, closed = _list(folder, listed)
     new = not_none(map(_task_of, statuses.keys() - listed))
-    new_attempts = grouped((key.array_index, key.job_id, key.restart) for key in new)
 
     shown = []
     followed = set[str]()  # the files of tasks that had not ended
@@ -275,9 +272,10 @@ def add_last_contact(
             gone += not was_silent
             continue
         was_silent = is_silent(at_merge.heard_at_ms, at_merge.silent_after_s, merged_at_ms)
-        if file.is_same(status) or (was_silent and _is_copy(file, status, folder)):
+        is_copy = was_silent and status.st_size == file.size_bytes
+        if is_copy or file.is_same(status):
             shown.append(at_merge)
-        elif was_silent or set(new_attempts[task.array_index]) - {(task.job_id, task.restart)}:
+        elif was_silent:
             shown.append(replace(at_merge, changed=True))  # a later attempt may have published it
         else:
             shown.append(with_contact(task, status.st_size, status.st_mtime_ns, changed=True))
@@ -291,13 +289,6 @@ def add_last_contact(
     indices = {key.array_index for key in new if not key.job_id.startswith("local")}
     fresh = Freshness(as_of_ms, changed, gone, new=len(new), new_indices=tuple(sorted(indices)), closed=closed)
     return shown, fresh
-
-
-def _is_copy(file: SourceFile, status: os.stat_result, folder: Path) -> bool:
-    """Return whether a file with another time has the seal of the merged file."""
-    if file.checksum is None or status.st_size != file.size_bytes:
-        return False
-    return read_stated(folder / file.path) == file.checksum
 
 
 def _list(folder: Path, merged: Collection[str]) -> tuple[dict[str, os.stat_result], str | None]:

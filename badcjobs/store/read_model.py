@@ -62,9 +62,9 @@ class PackedSteps(Sequence[int | None]):
 
     def __init__(self, numbers: Iterable[int | None]) -> None:
         """Keep a copy of them."""
-        known = [_NO_READING if number is None else number for number in numbers]
-        are_small = all(_NO_READING <= number < -_NO_READING for number in known)
-        self._numbers = array("h" if are_small else "q", known)
+        packed = [_NO_READING if number is None else number for number in numbers]
+        are_small = all(_NO_READING <= number < -_NO_READING for number in packed)
+        self._numbers = array("h" if are_small else "q", packed)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -73,8 +73,8 @@ class PackedSteps(Sequence[int | None]):
         return (None if number == _NO_READING else number for number in self._numbers)
 
     def __getitem__(self, place: Any) -> Any:
-        found = self._numbers[place]
-        return PackedSteps(found) if isinstance(place, slice) else None if found == _NO_READING else found
+        number = self._numbers[place]
+        return PackedSteps(number) if isinstance(place, slice) else None if number == _NO_READING else number
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
@@ -102,8 +102,8 @@ class Trail:
         """The means over all steps with a reading; None: there are no steps."""
         if not self.step_ms:
             return None
-        known = {metric: [value for value in getattr(self, metric) if value is not None] for metric in CHARTED}
-        return Reading(**{metric: round(sum(values) / len(values)) for metric, values in known.items() if values})
+        readings = {metric: [value for value in getattr(self, metric) if value is not None] for metric in CHARTED}
+        return Reading(**{metric: round(sum(values) / len(values)) for metric, values in readings.items() if values})
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,8 +256,8 @@ class DeviceFacts:
     @property
     def utilization_mean_percent(self) -> float | None:
         """The mean of the plain utilization, which misses light load; busy_mean_percent is more exact."""
-        found = self.metrics.get("utilization_percent")
-        return None if found is None else found.mean
+        metric = self.metrics.get("utilization_percent")
+        return None if metric is None else metric.mean
 
     @property
     def energy_source(self) -> str | None:

@@ -32,6 +32,7 @@ from badcjobs.small_files import parse_json
 from badcjobs.store.accounting import STATES, StateTime
 from badcjobs.store.connect import (
     CHUNK_NAME,
+    UNREADABLE,
     grouped,
     is_job_database,
     open_sealed,
@@ -42,7 +43,6 @@ from badcjobs.store.connect import (
 )
 from badcjobs.store.figures import UNDER_WAY, distribution
 from badcjobs.store.job_schema import DEVICE_SUMMARY
-from badcjobs.store.plausible import UNREADABLE
 from badcjobs.store.read_model import (
     DeviceFacts,
     DeviceWork,
@@ -337,9 +337,9 @@ def read_alone(db: sqlite3.Connection) -> dict[int, Times]:
     }
 
 
-def _without(from_ms: int, to_ms: int, others: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _without(from_ms: int, to_ms: int, done: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Yield the parts of a period that are in no other period; the others are in order of their starts."""
-    for begin_ms, end_ms in others:
+    for begin_ms, end_ms in done:
         if from_ms < min(begin_ms, to_ms):
             yield from_ms, min(begin_ms, to_ms)
         from_ms = max(from_ms, end_ms)
@@ -474,9 +474,9 @@ def _read_stretches(db: sqlite3.Connection, device_id: int, lost: Times = ()) ->
     rows = db.execute(_STRETCHES, (device_id,)).fetchall()
     if not rows:
         return None
-    from_ms, to_ms, states, *others = zip(*rows, strict=True)
-    seconds_by_state = others[: len(STATES)]
-    figures = [array("d", [nan if v is None else v for v in column]) for column in others[len(STATES) :]]
+    from_ms, to_ms, states, *columns = zip(*rows, strict=True)
+    seconds_by_state = columns[: len(STATES)]
+    figures = [array("d", [nan if v is None else v for v in column]) for column in columns[len(STATES) :]]
     kept = list(map(intern, states))
 
     if lost:

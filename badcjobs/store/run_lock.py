@@ -103,22 +103,22 @@ def _read(out: Path) -> dict[str, object]:
 
 def emulated_command(out: Path) -> tuple[str, ...]:
     """Return the command that continues the last emulation of a run, without secrets; empty: not known."""
-    words = _read(out).get("command")
-    return tuple(map(str, words)) if isinstance(words, list) else ()
+    arguments = _read(out).get("command")
+    return tuple(map(str, arguments)) if isinstance(arguments, list) else ()
 
 
 @contextmanager
 def undo_on_error(out: Path) -> Iterator[None]:
     """Remove the new folders of a run if the block raises an exception."""
     lock = lock_file_in(out)
-    made = [folder for folder in (lock.parent, RunFolder(out).tasks, out) if not os.path.exists(folder)]  # noqa: PTH110
+    new_folders = [folder for folder in (lock.parent, RunFolder(out).tasks, out) if not os.path.exists(folder)]  # noqa: PTH110
     try:
         yield
     except BaseException:
         with suppress(OSError):
-            if lock.parent in made and os.listdir(lock.parent) == [lock.name]:  # noqa: PTH208
+            if lock.parent in new_folders and os.listdir(lock.parent) == [lock.name]:  # noqa: PTH208
                 lock.unlink()
-        for folder in made:
+        for folder in new_folders:
             with suppress(OSError):  # not there, or not empty: a task has started
                 folder.rmdir()
         raise

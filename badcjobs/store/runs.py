@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import TaskKey
 from badcjobs.paths import shell_line
-from badcjobs.store.atomic_write import read_checksum
-from badcjobs.store.connect import grouped, open_sealed, refuse_strange_tables
-from badcjobs.store.plausible import UNREADABLE
+from badcjobs.store.atomic_write import read_publication
+from badcjobs.store.connect import UNREADABLE, grouped, open_sealed, refuse_strange_tables
 from badcjobs.store.read_tasks import parse_settings
 from badcjobs.store.source_files import check_bytes, full_path
 
-_DEPTH = 4
-_MOST_FOLDERS = 5000
 _MOST_RUNS = 20
 _FACTS = "SELECT engine, value FROM task, meta WHERE key = 'settings'"
 _MERGED = """
@@ -49,7 +45,7 @@ class _Run(NamedTuple):
 def refuse_no_runs(inputs: Iterable[Path]) -> None:
     """Refuse a folder that is no run; the error names the runs below it."""
     for place in (place for place in inputs if place.is_dir() and not _is_run(place)):
-        runs = list(islice(_find_runs(place), _MOST_RUNS))
+        runs = _find_runs(place)
         if runs or not (any(place.glob("*.sqlite")) or (place / "logs").is_dir()):
             why = f"it has neither run.toml nor tasks/; runs below it: {len(runs) or 'none'}"
             fix = _commands(runs, [place]) if runs else shell_line("ls", _near(place))
@@ -61,42 +57,40 @@ def _is_run(folder: Path) -> bool:
     return folder.absolute().name == "tasks" or any(sign.exists() for sign in signs)
 
 
-def _find_runs(folder: Path) -> Iterator[Path]:
-    for parent, folders, _ in islice(os.walk(folder), _MOST_FOLDERS):
-        here = Path(parent)
-        if is_run := "tasks" in folders and any((here / "tasks").glob("*.sqlite")):
-            yield here
-        ends = is_run or len(here.relative_to(folder).parts) == _DEPTH
-        folders[:] = [] if ends else sorted(name for name in folders if not name.startswith("."))
+def _find_runs(folder: Path) -> list[Path]:
+    """Return the runs up to four folders below."""
+    runs = set[Path]()
+    for depth in range(1, 5):
+        runs |= {file.parent.parent for file in folder.glob("*/" * depth + "tasks/*.sqlite")}
+    return sorted(runs)[:_MOST_RUNS]
 
 
 def refuse_different_runs(files: Iterable[Path], inputs: Sequence[Path], job: Path | None) -> None:
     """Refuse files of different runs, or of other runs than those that the job database has."""
     same = list[_Run]()
-    others = list[_Run]()
+    other_runs = list[_Run]()
     if job is not None:
         with suppress(*UNREADABLE), closing(open_sealed(job)) as db:
             same = [_Run.of(full_path(job.parent / path), *facts) for path, *facts in db.execute(_MERGED)]
     keys = ((file, TaskKey.parse(file.stem)) for file in files)
     of_one_job = grouped(((file.parent, key.job_id if key else file.stem), file) for file, key in keys)
     for run in filter(None, map(_read_run, of_one_job.values())):
-        is_new = all(run.is_other(one) for one in [*same, *others])
+        is_new = all(run.is_other(one) for one in [*same, *other_runs])
         if is_new:
-            (others if same else same).append(run)
-    if others:
-        runs = [*same, *others]
+            (other_runs if same else same).append(run)
+    if other_runs:
+        runs = [*same, *other_runs]
         why = [f"{_near(run.files)}: engine {run.facts[1]}, source {run.facts[2]}" for run in runs if run.facts]
         fix = _commands([run.files for run in runs], inputs)
         raise BadInput(f"these are files of {len(runs)} runs", why="\n".join(why), fix=fix)
 
 
 def _read_run(files: Sequence[Path]) -> _Run | None:
-    """Return the run of files of one job; only a file with a correct seal is believed."""
+    """Return the run of files of one job; only an undamaged file is believed."""
     for file in (file for file in files if file.is_file()):
         with suppress(OSError, DatabaseProblem, *UNREADABLE):
-            check_bytes(file, file.stat().st_size)
-            stated, computed = read_checksum(file)
-            if stated == computed:
+            check_bytes(file)
+            if read_publication(file) is not None:
                 with closing(open_sealed(file)) as db:
                     refuse_strange_tables(db)
                     return _Run.of(file, *(db.execute(_FACTS).fetchone() or ()))

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from badcjobs.small_files import parse_json, read_small, set_aside
-from badcjobs.store.connect import open_sealed
-from badcjobs.store.plausible import UNREADABLE
+from badcjobs.store.connect import UNREADABLE, open_sealed
 from badcjobs.store.source_files import HOLDING, SourceFile
 
 SPOOL_KEY = "slurm_spool"  # in a task's meta

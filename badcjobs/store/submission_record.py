@@ -304,10 +304,10 @@ def find_cut_short(out: Path) -> CutShort | None:
     _, intended = intent
     record = _record_in(out)
     state = "was interrupted, or is still running; the same command does the rest"
-    what = "a submit was interrupted here, or is still running; the same command finds its job"
+    text = "a submit was interrupted here, or is still running; the same command finds its job"
     if record is not None and record.is_of(intended):
-        what = f"the submit of job {record.job.job_id} {state}"
-    return CutShort(what, shell_line(*_command_of(intended, out)) or "the same badcjobs submit")
+        text = f"the submit of job {record.job.job_id} {state}"
+    return CutShort(text, shell_line(*_command_of(intended, out)) or "the same badcjobs submit")
 
 
 def _command_of(record: Record, out: Path) -> Command:

@@ -21,6 +21,7 @@ from badcjobs.model import (
     Chunk,
     ChunkKey,
     ChunkResult,
+    Detection,
     Device,
     Fingerprint,
     NameGaps,
@@ -148,8 +149,7 @@ class TaskWriter:
 
     def update_task(self, **values: object) -> None:
         """Set columns of the task's row."""
-        changes = ", ".join(f"{name} = ?" for name in values)
-        self._write(f"UPDATE task SET {changes}", tuple(values.values()))
+        self._update("task", {"task_id": self.task_id}, **values)
 
     def write_meta(self, values: Mapping[str, str]) -> None:
         """Write keys and values of the table ``meta``."""
@@ -195,7 +195,7 @@ class TaskWriter:
 
     def end_mark(self, mark: int, at_ms: int) -> None:
         """Write the end of a mark."""
-        self._write("UPDATE mark SET ended_at_ms = ? WHERE rowid = ?", (at_ms, mark))
+        self._update("mark", {"rowid": mark}, ended_at_ms=at_ms)
 
     # --- the work -------------------------------------------------------------------------------------------------
 
@@ -211,32 +211,35 @@ class TaskWriter:
         recordings are written. Return the number of chunks.
         """
         listed = 0
-        db = self._db
         last_recording = None
         name = RecordingName()
-        with transaction(db):
+        with transaction(self._db):
             for rows, chunk in enumerate(chunks, 1):
                 progress(rows)
-                mark = chunk.fingerprint
                 if name_of is not None and chunk.recording_id != last_recording:
                     last_recording = chunk.recording_id
                     name = name_of(chunk)
-                    header = mark.header
-                    db.execute(
-                        _INSERT_RECORDING,
-                        (self.task_id, chunk.recording_id, chunk.source_path, name.study_area, name.location,
-                         name.recorded_at, header.duration_s, header.sample_rate_hz, header.channels, name.pattern,
-                         *astuple(name.place), name.left_out, name.no_county),
-                    )  # fmt: skip
+                    self._add_recording(chunk, name)
                 if name.left_out is not None:
                     continue
                 listed += 1
-                db.execute(
-                    _INSERT_CHUNK,
-                    (self.task_id, *chunk.key, chunk.source_path, chunk.audio_path, chunk.start_ms, chunk.end_ms,
-                     chunk.audio_s, mark.audio_bytes, mark.audio_mtime_ns, mark.audio_sha256, int(chunk.is_cut)),
-                )  # fmt: skip
+                self._add_chunk(chunk)
         return listed
+
+    def _add_recording(self, chunk: Chunk, name: RecordingName) -> None:
+        header = chunk.fingerprint.header
+        ids = (self.task_id, chunk.recording_id, chunk.source_path)
+        from_path = (name.study_area, name.location, name.recorded_at)
+        from_header = (header.duration_s, header.sample_rate_hz, header.channels)
+        rest = (name.pattern, *astuple(name.place), name.left_out, name.no_county)
+        self._db.execute(_INSERT_RECORDING, (*ids, *from_path, *from_header, *rest))
+
+    def _add_chunk(self, chunk: Chunk) -> None:
+        file = chunk.fingerprint
+        paths = (chunk.source_path, chunk.audio_path)
+        times = (chunk.start_ms, chunk.end_ms, chunk.audio_s)
+        fingerprint = (file.audio_bytes, file.audio_mtime_ns, file.audio_sha256)
+        self._db.execute(_INSERT_CHUNK, (self.task_id, *chunk.key, *paths, *times, *fingerprint, int(chunk.is_cut)))
 
     def name_gaps(self) -> NameGaps:
         """Count the recordings whose paths lack a study area, a date or a time."""
@@ -376,16 +379,19 @@ class TaskWriter:
         self.workers_started += 1
         worker_id = stable_id(self.task_id, "worker", self.workers_started)
         self._insert(
-            "worker", worker_id=worker_id, task_id=self.task_id, device_id=device_id, pid=pid, engine=engine,
+            "worker",
+            worker_id=worker_id,
+            task_id=self.task_id,
+            device_id=device_id,
+            pid=pid,
+            engine=engine,
             started_at_ms=at_ms,
-        )  # fmt: skip
+        )
         return worker_id
 
     def worker_ended(self, worker_id: int, *, exit_code: int | None, at_ms: int) -> None:
         """Write the end of an engine process."""
-        self._write(
-            "UPDATE worker SET ended_at_ms = ?, exit_code = ? WHERE worker_id = ?", (at_ms, exit_code, worker_id)
-        )
+        self._update("worker", {"worker_id": worker_id}, ended_at_ms=at_ms, exit_code=exit_code)
 
     def attempt_started(
         self, chunk: Chunk, *, try_number: int, worker_id: int, device_id: int | None, at_ms: int
@@ -394,10 +400,16 @@ class TaskWriter:
         self._attempts += 1
         self._open_attempts[chunk.key] = self._attempts
         self._insert(
-            "attempt", task_id=self.task_id, attempt_id=self._attempts, recording_id=chunk.recording_id,
-            chunk_id=chunk.chunk_id, try_number=try_number, worker_id=worker_id, device_id=device_id,
+            "attempt",
+            task_id=self.task_id,
+            attempt_id=self._attempts,
+            recording_id=chunk.recording_id,
+            chunk_id=chunk.chunk_id,
+            try_number=try_number,
+            worker_id=worker_id,
+            device_id=device_id,
             started_at_ms=at_ms,
-        )  # fmt: skip
+        )
 
     def attempt_ended(
         self,
@@ -415,25 +427,39 @@ class TaskWriter:
             self.attempt_started(
                 chunk, try_number=try_number, worker_id=worker_id, device_id=device_id, at_ms=result.started_at_ms
             )
-        outcome = "done" if result.ok else "failed" if result.charged else "lost"
-        self._write(
-            """UPDATE attempt SET started_at_ms = ?, ended_at_ms = ?, outcome = ?, error_class = ?, error = ?,
-                   gpu_state = ?, pieces = ? WHERE task_id = ? AND attempt_id = ?""",
-            (result.started_at_ms, result.ended_at_ms, outcome, result.error_class, result.error, gpu_state,
-             result.pieces, self.task_id, self._open_attempts.pop(chunk.key)),
-        )  # fmt: skip
-        self._write(
-            """UPDATE chunk SET status = ?, attempts = ?, device_id = ?, worker_id = ?, started_at_ms = ?,
-                   ended_at_ms = ?, audio_s = coalesce(?, audio_s), detections = ?, error_class = ?, error = ?
-               WHERE recording_id = ? AND chunk_id = ?""",
-            (status, try_number, device_id, worker_id, result.started_at_ms, result.ended_at_ms, result.audio_s,
-             len(result.detections) if result.ok else None, result.error_class, result.error, *chunk.key),
-        )  # fmt: skip
-        for table, detections in (("detection", result.detections), ("rarity", result.rarities)):
-            self._write_many(
-                insert_sql(table),
-                [(self.task_id, *chunk.key, d.start_ms, d.end_ms, d.label, d.label_name, d.score) for d in detections],
-            )
+        self._end_attempt(result, gpu_state)
+        length = {} if result.audio_s is None else {"audio_s": result.audio_s}
+        self._update(
+            "chunk",
+            {"recording_id": chunk.recording_id, "chunk_id": chunk.chunk_id},
+            status=status,
+            attempts=try_number,
+            device_id=device_id,
+            worker_id=worker_id,
+            detections=len(result.detections) if result.ok else None,
+            **length,
+            **_times_and_error(result),
+        )
+        self._add_sounds("detection", chunk, result.detections)
+        self._add_sounds("rarity", chunk, result.rarities)
+
+    def _end_attempt(self, result: ChunkResult, gpu_state: str | None) -> None:
+        outcome = "failed" if result.charged else "lost"
+        if result.ok:
+            outcome = "done"
+        self._update(
+            "attempt",
+            {"task_id": self.task_id, "attempt_id": self._open_attempts.pop(result.chunk.key)},
+            outcome=outcome,
+            gpu_state=gpu_state,
+            pieces=result.pieces,
+            **_times_and_error(result),
+        )
+
+    def _add_sounds(self, table: str, chunk: Chunk, sounds: Sequence[Detection]) -> None:
+        ids = (self.task_id, *chunk.key)
+        rows = [(*ids, d.start_ms, d.end_ms, d.label, d.label_name, d.score) for d in sounds]
+        self._write_many(insert_sql(table), rows)
 
     # --- publishing and closing -----------------------------------------------------------------------------------
 
@@ -451,10 +477,13 @@ class TaskWriter:
         return read_value(self._db, sql, *values)
 
     def _insert(self, table: str, **values: object) -> None:
-        self._write(insert_sql(table, values), tuple(values.values()))
+        self._write_many(insert_sql(table, values), [tuple(values.values())])
 
-    def _write(self, sql: str, values: Sequence[object]) -> None:
-        self._write_many(sql, [values])
+    def _update(self, table: str, key: Mapping[str, object], **values: object) -> None:
+        changes = ", ".join(f"{name} = ?" for name in values)
+        condition = " AND ".join(f"{name} = ?" for name in key)
+        sql = f"UPDATE {table} SET {changes} WHERE {condition}"
+        self._write_many(sql, [(*values.values(), *key.values())])
 
     def _write_many(self, sql: str, rows: Sequence[Sequence[object]]) -> None:
         if self._batch is None:
@@ -482,3 +511,8 @@ class TaskWriter:
                 time.sleep(_RETRY_S)
         if is_refused:
             log.info("%s can be written again; no data was lost", self.path)
+
+
+def _times_and_error(result: ChunkResult) -> dict[str, object]:
+    """Return the columns that a chunk and its attempt have in common."""
+    return {name: getattr(result, name) for name in ("started_at_ms", "ended_at_ms", "error_class", "error")}

@@ -18,7 +18,7 @@ TABLES += ("metric_source", "recorder", "sample", "host_sample", "usage_sample")
 LEFT_OUT = {"attempt_id", "processes", "gpu_state", "ticks", "time_limit_s", "cpu_cores", "cpu_percent"}
 LEFT_OUT |= {"read_bytes_per_s"}
 KNOWN = re.compile(r".*_(at_)?(ms|ns)|.*pid|at_ms|energy_j|cpu_s|reading_s|worst_late_s|memory_(used_|total_)?bytes")
-OWN = "('live_filesystem', 'rows', 'seal', 'environment')"  # of the machine
+OWN = "('live_filesystem', 'rows', 'environment')"  # of the machine
 
 
 def reported(site):

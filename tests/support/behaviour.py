@@ -18,6 +18,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from rooms.store import empty_stamped_page, move_into_place
 from support.badcjobs_program import Site
 
 from badcjobs import __version__
@@ -27,7 +28,6 @@ START_MS = 1_800_000_000_000  # when the first task of every input began
 APPLICATION_ID, SCHEMA_VERSION = 0x42414443, 1  # of the databases that the inputs become: the one place to change
 _PROGRAMS = ("bash", "sh", "date", "cat", "env", "sleep", "kill", "mkdir")  # no Slurm, no nvidia-smi
 _MOST_ROWS = 40  # of a table that is recorded row by row
-_SEAL = b"seal" + b"crc32:"  # key and value of a row lie side by side
 _INLINE = "a|b|code|em|kbd|small|span|strong|sub|sup|time|td|th"
 
 
@@ -43,21 +43,20 @@ def lay_out(job: str, folder: Path, only: str = "*") -> Path:
 
 
 def load(dump: Path, path: Path) -> None:
-    """Make one task database, sealed, and as old as its last row."""
+    """Make one task database, published, and as old as its last row."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(path)) as db:
+    unpublished = path.with_name(".unpublished")
+    unpublished.write_bytes(empty_stamped_page())
+    with closing(sqlite3.connect(unpublished)) as db:
         db.execute("PRAGMA synchronous = OFF")
         db.executescript(gzip.decompress(dump.read_bytes()).decode())
-        db.execute("INSERT INTO meta VALUES ('seal', 'crc32:--------')")
-        db.commit()
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         moments = "SELECT started_at_ms AS at_ms FROM task UNION SELECT ended_at_ms FROM task"
         last = f"SELECT max(at_ms) FROM ({moments} UNION SELECT at_ms FROM host_sample)"
         ((last_ms,),) = db.execute(last)
-    content = path.read_bytes()
-    at = content.index(_SEAL) + len(_SEAL)
-    path.write_bytes(content[:at] + b"%08x" % zlib.crc32(content) + content[at + 8 :])
+    move_into_place(unpublished, path)
+    unpublished.unlink()
     os.utime(path, (last_ms / 1000,) * 2)
 
 

@@ -52,13 +52,6 @@ def garbage_leaf_page(path: Path, number: int) -> None:
     overwrite(path, (number - 1) * PAGE, b"\x0d\0\0\x01\x00\x02\x10\0" + noise(PAGE - 8, number))
 
 
-def unstamp(path: Path) -> Path:
-    """Remove the stamps of all pages: then only the values of a row tell whether it is right, as in a live file."""
-    for end in range(PAGE, path.stat().st_size + 1, PAGE):
-        overwrite(path, end - 12, bytes(12))
-    return path
-
-
 def truncate(path: Path, share: float) -> int:
     """Cut the file off after a share of its bytes, mid-page or not: a full disk. Return what is left."""
     left = int(path.stat().st_size * share)

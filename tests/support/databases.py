@@ -6,8 +6,18 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from rooms.store import follow_changes, is_job_database, is_stamped, note_changes, read_checksum, settle_overlaps
-from support import damage
+from rooms.store import (
+    TABLES,
+    create_tables,
+    follow_changes,
+    is_job_database,
+    is_published,
+    move_into_place,
+    note_changes,
+    read_publication,
+    settle_overlaps,
+    write_row_counts,
+)
 
 
 def query(database: Path, sql: str, *values: object) -> list[tuple[Any, ...]]:
@@ -17,16 +27,22 @@ def query(database: Path, sql: str, *values: object) -> list[tuple[Any, ...]]:
 
 
 def change(database: Path, sql: str, *values: object) -> Path:
-    """Run one statement; a published file loses its stamps, so that a merge takes the changed rows, too.
+    """Run one statement; a published file is published again, so that a merge takes the changed rows, too.
 
     In a job database, detections are joined again, as after a merge.
     """
-    was_published = database.is_file() and is_stamped(database)
+    was_published = database.is_file() and is_published(database)
     with closing(sqlite3.connect(database)) as db, db:
         db.execute(sql, values)
         if is_job_database(db) and re.search("chunk|detection|rarity", sql):
             join_again(db)
-    return damage.unstamp(database) if was_published else database
+        if was_published and "'rows'" not in sql:
+            write_row_counts(db)
+    if was_published:
+        copy = database.with_name(".republished")
+        move_into_place(database, copy)
+        copy.rename(database)
+    return database
 
 
 def join_again(db: sqlite3.Connection) -> None:
@@ -39,12 +55,16 @@ def join_again(db: sqlite3.Connection) -> None:
     settle_overlaps(db)
 
 
-def unseal(database: Path) -> Path:
-    """Remove the seal, with its bytes, and the stamps: what is left is like a live file."""
-    with closing(sqlite3.connect(database)) as db, db:
-        db.execute("PRAGMA secure_delete = ON")
-        db.execute("DELETE FROM meta WHERE key = 'seal'")
-    return damage.unstamp(database)
+def unpublish(database: Path) -> Path:
+    """Make a published file one that was never published, like a live file."""
+    live = database.with_name(".live")
+    with closing(sqlite3.connect(live, isolation_level=None)) as db:
+        create_tables(db)
+        db.execute("ATTACH ? AS published", (str(database),))
+        for table in (table.name for table in TABLES):
+            db.execute(f"INSERT INTO {table} SELECT * FROM published.{table}")
+        db.execute("DELETE FROM meta WHERE key = 'rows'")
+    return live.rename(database)
 
 
 def canonical(database: Path) -> str:
@@ -53,10 +73,9 @@ def canonical(database: Path) -> str:
         return "\n".join(sorted(db.iterdump()))
 
 
-def is_sealed(path: Path) -> bool:
-    """Return whether a file has a seal, and the bytes that were sealed."""
-    stated, computed = read_checksum(path)
-    return stated is not None and stated == computed
+def is_undamaged(path: Path) -> bool:
+    """Return whether a file is exactly one publication."""
+    return read_publication(path) is not None
 
 
 def names_in(folder: Path) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rooms.model import ArrayShape, Submitted, TaskKey, stable_id
 from rooms.root import FrozenRun
-from rooms.store import TABLES, Record, columns_of, move_into_place, prepare_seal, write_record
+from rooms.store import TABLES, Record, columns_of, move_into_place, write_record, write_row_counts
 from support.story import JOB_ID, Card, Play, Story, write_story
 from support.task_files import START_MS
 
@@ -179,7 +179,7 @@ class Templates:
             db.execute(
                 f"UPDATE task SET {of_task}", (key.name, key.array_index, key.node, key.array_index, self._tasks)
             )
-            prepare_seal(db)
+            write_row_counts(db)
             db.execute("COMMIT")
 
 

@@ -21,7 +21,7 @@ from rooms import store
 from rooms.report import summarize_database
 from rooms.root import BadcjobsError, DatabaseProblem, Holder, SystemClock, find_process
 from rooms.store import columns_of, merge_lock, remove_merged_files
-from support.databases import change, names_in, query, unseal
+from support.databases import change, names_in, query, unpublish
 from support.filesystems import largest_file, lie_about_filesystem, read_only
 from support.hand_clock import HandClock
 from support.task_files import START_MS, TaskFile, merge_run
@@ -145,7 +145,6 @@ def test_overlaps_of_tasks_are_joined_in_whatever_order_they_are_merged(tmp_path
 
     def write(run, index, again=0):
         path = written(run, index, f"c{index}", samples=0, restart=again, chunk_ended_at_ms=START_MS + 5000 + again)
-        unseal(path)
         change(path, "UPDATE chunk SET start_ms = ?1, end_ms = ?1 + 30000", 20_000 * index)
         change(path, "UPDATE detection SET start_ms = 0, end_ms = 30000")
         return path
@@ -196,14 +195,14 @@ def test_a_recording_has_one_row_with_what_the_last_task_knows_that_knows_it(tmp
              SELECT task_id, 'rec', 'rec.wav', ?, ?, ? FROM task"""
     files = [written(tmp_path, n, f"c{n}", started_at_ms=START_MS + n) for n in range(3)]
     for path, known in zip(files, facts, strict=True):
-        unseal(change(path, sql, *known))
+        change(path, sql, *known)
     joined = """SELECT count(*), (SELECT count(*) FROM detection), min(duration_s), min(location), min(sample_rate_hz)
                 FROM detection JOIN recording USING (recording_id)"""
     for number, inputs in enumerate(([tmp_path / "tasks"], files, files[::-1])):
         for one in inputs:
             merge_run(tmp_path, one, target=f"{number}.sqlite")
         assert query(tmp_path / f"{number}.sqlite", joined) == [(3, 3, 60.0, "lake", 8000)]
-    unseal(change(files[1], "UPDATE recording SET location = NULL"))
+    change(files[1], "UPDATE recording SET location = NULL")
     (tmp_path / "0.sqlite").unlink()
     merge_run(tmp_path, tmp_path / "tasks", target="0.sqlite")
     assert query(tmp_path / "0.sqlite", joined) == [(3, 3, 60.0, "pond", 8000)]
@@ -313,16 +312,14 @@ def test_another_task_of_the_same_name_is_named_and_never_taken_for_a_copy(tmp_p
     assert query(tmp_path / "job.sqlite", "SELECT chunk_id FROM chunk") == [("a",)]
 
 
-def test_live_files_left_behind_complete_the_published_one_and_take_nothing_away(tmp_path):
+def test_live_files_left_behind_count_instead_of_the_published_one_if_they_have_more_rows(tmp_path):
     task = TaskFile(tmp_path, states={"a": "done", "b": "pending"}, samples=5, ended_at_ms=None)
     published, left, ours = task.write(), tmp_path / "left", f"task_id = {task.key.task_id}"
     wrapper, recorder = replace(task, states={"a": "done", "b": "done"}, samples=9).write_live(left)
-    for order in ([published, left], [recorder, wrapper, published], [published, recorder, wrapper]):
-        (tmp_path / "job.sqlite").unlink(missing_ok=True)
-        if order[0] == recorder:
-            alone = merge_run(tmp_path, recorder, written(tmp_path, 5, "z"))
-            why = "a recorder's live file; the file of its task was not given"
-            assert reported(alone, "reason") == {recorder.name: why}
+    alone = merge_run(tmp_path, recorder, written(tmp_path, 5, "z"))
+    assert reported(alone, "reason") == {recorder.name: "it contains no task"}
+    for order in ([published, left], [left, published], [published, wrapper]):
+        (tmp_path / "job.sqlite").unlink()
         for place in order:
             merge_run(tmp_path, place)
         outcome = merge_run(tmp_path, *order)
@@ -332,6 +329,9 @@ def test_live_files_left_behind_complete_the_published_one_and_take_nothing_away
         assert not any(file.lost_something for file in outcome.files), outcome.files
         assert query(tmp_path / "job.sqlite", f"SELECT samples FROM device_total WHERE {ours}") == [(9,)]
         assert remove_merged_files(tmp_path / "job.sqlite", outcome.given).removed == ()
+    before = sorted(path.name for path in left.iterdir())
+    merge_run(tmp_path, left)
+    assert sorted(path.name for path in left.iterdir()) == before
 
 
 def test_a_file_that_is_published_again_while_it_is_merged_is_read_as_one_or_the_other(tmp_path):
@@ -350,12 +350,12 @@ def test_a_file_that_is_published_again_while_it_is_merged_is_read_as_one_or_the
     assert count(tmp_path, "sample") == 60 + tasks[2].samples
 
 
-def test_the_figures_of_a_file_without_a_seal_are_added_up_again(tmp_path):
-    whole, unsealed = (written(tmp_path / name, 0, "a", samples=9) for name in ("whole", "unsealed"))
+def test_the_figures_of_a_live_file_are_added_up(tmp_path):
+    whole, live = (written(tmp_path / name, 0, "a", samples=9) for name in ("whole", "live"))
     for table in store.DERIVED:
-        change(unseal(unsealed), f"DELETE FROM {table}")
+        change(unpublish(live), f"DELETE FROM {table}")
     figures = []
-    for run in (database.parent.parent for database in (whole, unsealed)):
+    for run in (database.parent.parent for database in (whole, live)):
         merge_run(run)
         figures.append({table: query(run / "job.sqlite", f"SELECT * FROM {table}") for table in store.DERIVED})
     assert figures[0] == figures[1] and any(figures[0].values())
@@ -464,7 +464,7 @@ def test_merged_files_are_removed_only_when_their_rows_are_safe_and_found_by_lat
     files = [written(tmp_path, n, "a", f"c{n}") for n in range(6)]
     shutil.copy(files[5], tmp_path / "tasks" / "z-copy.sqlite")
     running = written(tmp_path, 7, "r", ended_at_ms=None)
-    unsealed = unseal(written(tmp_path, 8, "u"))
+    live = unpublish(written(tmp_path, 8, "u"))
     (tmp_path / "tasks" / "text.sqlite").write_text("text")
     earlier = TaskFile(tmp_path / "x", index=9, states={"e": "pending"}, ended_at_ms=None).write()
     shutil.copy(earlier, tmp_path / "tasks" / "z-earlier.sqlite")
@@ -485,14 +485,14 @@ def test_merged_files_are_removed_only_when_their_rows_are_safe_and_found_by_lat
         files[1].name: "it has changed since it was merged",
         files[3].name: f"{total - 1} of its {total} rows are in the job database",
         running.name: "its task had not ended when it was merged",
-        unsealed.name: "it has no seal",
+        live.name: "not published; completed on a copy",
         "text.sqlite": "not a SQLite database",
         "z-earlier.sqlite": "it is not the file whose rows are in the job database",
         far.name: f"a later run looks for finished work only in {far.parents[1]}/job.sqlite; merge into that file "
         "first",
     }
     assert not files[0].with_suffix(".slurm.json").exists()
-    assert all(path.exists() for path in (files[1], files[3], files[4], running, unsealed, far))
+    assert all(path.exists() for path in (files[1], files[3], files[4], running, live, far))
     merge_run(tmp_path, tmp_path / "tasks")
     assert content(job) == before
 
