@@ -63,18 +63,26 @@ class _Compared(NamedTuple):
 
 
 def prove_complete(database: Path, facts: JobFacts, progress: Progress) -> Completeness:
-    """Compare the sources of a run with its job database; what cannot be compared is a remark, not an error."""
+    """Compare the sources of a run with its job database; what cannot be compared is a remark, not an error.
+
+    The sources of several runs (the waves of a plan) are compared together; then no commands are suggested.
+    """
     try:
-        run, frozen = _find_frozen(database.absolute().parent, facts.file_folders)
+        runs = _find_frozen(database.absolute().parent, facts.file_folders)
     except BadInput as error:
         return replace(_describe(facts.chunks, facts, ()), why_unknown=_reason(error))
+    run, frozen = runs[0]
+    shape = frozen.array if len(runs) == 1 else None
     try:
-        compared = _compare(database, facts, _open_frozen_sources(frozen), frozen.array, progress)
+        sources = [_open_frozen_sources(frozen) for _, frozen in runs]
+        compared = _compare(database, facts, sources, shape, progress)
     except BadInput as error:
-        compared = _not_compared(facts, frozen.array, _reason(error))
+        compared = _not_compared(facts, shape, _reason(error))
     except (OSError, sqlite3.Error) as error:
         why = f"the source cannot be compared with the job database: {error}"
-        compared = _not_compared(facts, frozen.array, why)
+        compared = _not_compared(facts, shape, why)
+    if len(runs) > 1:
+        return compared.proof
     return _with_commands(compared, facts, run, frozen)
 
 
@@ -115,16 +123,27 @@ def absent_indices(facts: JobFacts, shape: ArrayShape | None) -> list[int]:
     return [index for index in shape.indices if index not in present]
 
 
-def _find_frozen(beside: Path, file_folders: Sequence[str]) -> tuple[RunFolder, FrozenRun]:
-    """Return the run whose tasks were merged: beside the job database or, if that is elsewhere, above the tasks."""
+def _find_frozen(beside: Path, file_folders: Sequence[str]) -> list[tuple[RunFolder, FrozenRun]]:
+    """Return the run whose tasks were merged: beside the job database or, if that is elsewhere, above the tasks.
+
+    Returns several if the task databases are from several runs; then each needs its run.toml.
+    """
+    own = RunFolder(beside)
+    frozen = _read_frozen(own)
+    if frozen is not None:
+        return [(own, frozen)]
+
+    # Resolved, because one run may have been given by two paths.
     above = {(beside / folder).parent.resolve() for folder in file_folders if Path(folder).name == "tasks"}
-    for run in map(RunFolder, (beside, *above)):
+    runs = []
+    for run in map(RunFolder, sorted(above)):
         frozen = _read_frozen(run)
-        if frozen is not None and run.path != beside and len(above) > 1:
-            raise BadInput("the task databases are from several runs, each with its own source")
-        if frozen is not None:
-            return run, frozen
-    raise BadInput("no run.toml beside the job database")
+        if frozen is None:
+            raise BadInput(f"no run.toml in {run.path}")
+        runs.append((run, frozen))
+    if not runs:
+        raise BadInput("no run.toml beside the job database")
+    return runs
 
 
 def _read_frozen(run: RunFolder) -> FrozenRun | None:
@@ -188,16 +207,19 @@ def _adder(
 
 
 def _compare(
-    database: Path, facts: JobFacts, sources: Sources, shape: ArrayShape | None, progress: Progress
+    database: Path, facts: JobFacts, sources: Sequence[Sources], shape: ArrayShape | None, progress: Progress
 ) -> _Compared:
     """Compare the sources of a run with its job database."""
-    index_of = find_shares(facts.tasks, shape, by_manifest=sources.manifests_listed is not None)
+    by_manifest = len(sources) == 1 and sources[0].manifests_listed is not None
+    index_of = find_shares(facts.tasks, shape, by_manifest=by_manifest)
     lengths = {}
-    if sources.cutting.cuts_recordings:
+    if any(source.cutting.cuts_recordings for source in sources):
         lengths = known_lengths(database)
     with closing(sqlite3.connect("", isolation_level=None, uri=True)) as db:  # in memory, or on disk
         db.executescript(_SCRATCH)
-        sources.read_identities(_adder(db, index_of, progress), lengths)
+        add = _adder(db, index_of, progress)
+        for source in sources:
+            source.read_identities(add, lengths)
         db.execute("COMMIT")
         db.execute("ATTACH ? AS job", (read_only_uri(database),))
         left_out = db.execute(_SET_ASIDE).rowcount  # they are neither done nor missing

@@ -84,6 +84,8 @@ def run_task(settings: RunSettings, world: World) -> dict[str, Any]:
         except sqlite3.OperationalError as error:
             why = f"this node cannot work now: {error}: {task.records.local.path.parent}"
             verdict = Verdict(ExitCode.RUN_ME_AGAIN, "stopped", f"{why}; {_AGAIN}, on another node if possible")
+        except sqlite3.Error as error:
+            verdict = Verdict(ExitCode.DATABASE, "failed", f"{error} in {task.records.local.path.parent}")
         except BaseException:  # a bug: publish what exists, then let the CLI report it
             close_task(task, Verdict(ExitCode.BUG, "killed"))
             raise
