@@ -138,11 +138,12 @@ def _find_frozen(beside: Path, file_folders: Sequence[str]) -> list[tuple[RunFol
     runs = []
     for run in map(RunFolder, sorted(above)):
         frozen = _read_frozen(run)
-        if frozen is None:
-            raise BadInput(f"no run.toml in {run.path}")
-        runs.append((run, frozen))
+        if frozen is not None:
+            runs.append((run, frozen))
     if not runs:
         raise BadInput("no run.toml beside the job database")
+    if len(runs) < len(above):
+        raise BadInput("some of the runs have no run.toml")
     return runs
 
 
