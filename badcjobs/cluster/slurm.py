@@ -133,7 +133,8 @@ class Slurm:
             write_new_text(script, merge_script(order))
             answer = self._call_sbatch(script, "--parsable", f"--dependency=afterany:{job_id}")
         if answer.job_id is None:
-            log.warning("array %s is submitted, but perhaps not its merge job: %s", job_id, answer.said)
+            merge = "but not its merge job" if answer.sure else "but perhaps not its merge job"
+            log.warning("array %s is submitted, %s: %s", job_id, merge, answer.said)
         return answer
 
     def _call_sbatch(self, script: Path, *options: str) -> Answer:

@@ -1,6 +1,6 @@
 """Writes the rows of a job database, file by file, and checks that every row has arrived.
 
-Of several files of one task the one with the most rows counts.
+Of several files of one task the one with the most rows counts; a damaged one never takes back a chunk that is done.
 
 Every attempt is kept as history; a chunk has one final state. The rule: done beats poison beats failed beats pending
 beats skipped; among equals the one that ended last wins, then that of the later task, then the higher task_id. The
@@ -167,8 +167,8 @@ class JobWriter:
             self._holders[before.task_id] = former
             before = None
         holder = self._files.get(self._holders.get(intake.task_id, ""))
-        is_worse = intake.status == "salvaged" and before is not None and intake.rank < before.rank
-        if before is not None and (intake.database is None or is_worse):
+        takes_back = intake.status == "salvaged" and holder is not None and self._takes_back(intake, holder)
+        if before is not None and (intake.database is None or takes_back):
             self._files[name] = _kept(before, intake)
         elif intake.database is None:
             self._files[name] = intake
@@ -177,7 +177,7 @@ class JobWriter:
         elif self._is_other_task(intake):
             reason = f"another task of the same name as the one in {holder.path}; merge it into another job database"
             self._files[name] = replace(intake, task_id=None, status="skipped", reason=reason)
-        elif intake.rank > holder.rank:
+        elif intake.rank > holder.rank and not takes_back:
             self._use_file(intake)
             self._files[holder.path] = _copy_of(holder, name)
         elif intake.rank == holder.rank and _is_original(name, holder.path, f"{intake.task_name}.sqlite"):
@@ -215,6 +215,19 @@ class JobWriter:
         """Say whether this is another task of the same name: it started at another time."""
         started_at_ms = read_value(self._db, "SELECT started_at_ms FROM task WHERE task_id = ?", intake.task_id)
         return started_at_ms not in (None, intake.started_at_ms)
+
+    def _takes_back(self, intake: Intake, holder: SourceFile) -> bool:
+        """Say whether a damaged file has fewer rows than an earlier merge, or lacks a chunk that is done by it."""
+        assert intake.database is not None
+        if intake.rank < holder.rank:
+            return True
+        self._db.execute("ATTACH ? AS damaged", (read_only_uri(intake.database),))
+        try:
+            done_again = f"SELECT 1 FROM damaged.chunk d WHERE {_SAME_CHUNK.format('d', 'c')} AND d.status = 'done'"
+            lost = f"SELECT 1 FROM main.chunk c WHERE task_id = ? AND status = 'done' AND NOT EXISTS ({done_again})"
+            return self._db.execute(lost, (intake.task_id,)).fetchone() is not None
+        finally:
+            self._db.execute("DETACH damaged")
 
     def _use_file(self, intake: Intake) -> None:
         """Write the rows of this file as those of its task."""
@@ -262,8 +275,8 @@ def _copy_of(file: SourceFile, holder: str) -> SourceFile:
 
 
 def _kept(before: SourceFile, now: SourceFile) -> SourceFile:
-    """Return the entry of a file that has fewer rows now than an earlier merge has taken from it."""
-    reason = f"kept from an earlier merge; the file now: {now.reason or 'an earlier publication'}"
+    """Return the entry of a file that can be read no longer, or not in all that an earlier merge has taken from it."""
+    reason = f"kept from an earlier merge; the file now: {now.reason}"
     return replace(before, status="kept", reason=reason, size_bytes=now.size_bytes, mtime_ns=now.mtime_ns)
 
 

@@ -236,6 +236,24 @@ def test_values_that_rot_after_a_good_merge_do_not_replace_those_that_were_right
     assert Counter(query(job, "SELECT * FROM detection")) == before
 
 
+def test_a_later_publication_that_is_damaged_takes_back_no_chunk_that_is_done(tmp_path):
+    half = {chunk: "done" if chunk < "c030" else "pending" for chunk in STATES}
+    task = TaskFile(tmp_path, states=half, samples=50, ended_at_ms=None)
+    task.write()
+    merge_run(tmp_path)
+    done = "SELECT chunk_id FROM chunk WHERE status = 'done' ORDER BY 1"
+    detections = Counter(query(tmp_path / "job.sqlite", "SELECT * FROM detection"))
+    task.states, task.samples, task.ended_at_ms = STATES, 200, START_MS + 500_000
+    late = task.write()
+    whole = late.read_bytes()
+    for chunk, status in ((b"c003.wav", "kept"), (b"c050.wav", "salvaged")):
+        late.write_bytes(whole)
+        damage.zero_page(late, damage.page_with(late, chunk))
+        assert [file.status for file in merge_run(tmp_path).files] == [status]
+        assert {f"c{n:03d}" for n in range(30)} <= {chunk for (chunk,) in query(tmp_path / "job.sqlite", done)}
+        assert detections <= Counter(query(tmp_path / "job.sqlite", "SELECT * FROM detection"))
+
+
 def test_a_half_published_copy_is_salvaged_only_when_named(run):
     half = run.victim.with_name(f".{run.victim.name}.gpu1.99.tmp")
     run.victim.rename(half)
