@@ -169,8 +169,8 @@ def _no_shape(allocation: Allocation) -> BadInput:
     if array_shape(allocation) is None:
         last = "N" if allocation.array_indices is None else allocation.array_indices[-1] - 1
         return BadInput(
-            "the indices of this array are a list, and Slurm does not report the indices of a list to its tasks",
-            why="the first task of a run computes the shards from the first index, the step and the count",
+            "the first index, the step and the count of this array are not known",
+            why="the first task of a run computes the shards from them; Slurm does not report those of a list: 1,2,5",
             fix=f"sbatch --array=0-{last} …   (later, you can submit any of these indices again)",
         )
     return BadInput(

@@ -214,7 +214,7 @@ def pick_free(request: DeviceRequest, opened: OpenedDevices, locks: DeviceLocks,
     Raises NotFree if there are too few devices, or, with the reason for each device, if the time is over.
     """
     wanted = count(request.count, "free GPU")
-    _refuse_too_many(request.count, opened)
+    _refuse_hopeless(request, opened)
     progress_at_s = waiting.clock.monotonic_s()
     deadline_s = progress_at_s + request.wait_s
     while True:
@@ -238,18 +238,25 @@ def pick_free(request: DeviceRequest, opened: OpenedDevices, locks: DeviceLocks,
         waiting.sleep(min(request.check_every_s, left_s))
 
 
-def _refuse_too_many(requested: int, opened: OpenedDevices) -> None:
-    granted = len(opened.grant.devices)
-    if granted >= requested:
-        return
-    fix = "badcjobs gpus --all"
-    if granted:
-        fix = f"the same command with --free {granted} (run: --max-gpus {granted})"
-    raise NotFree(
-        f"{count(requested, 'free GPU')} requested, but this process may use {granted}",
-        why="\n".join(filter(None, [opened.grant.why, opened.trouble])),
-        fix=fix,
-    )
+def _refuse_hopeless(request: DeviceRequest, opened: OpenedDevices) -> None:
+    """Refuse more devices, or more memory, than there are: waiting cannot help."""
+    devices = opened.grant.devices
+    wanted = count(request.count, "free GPU")
+    if len(devices) < request.count:
+        fix = "badcjobs gpus --all"
+        if devices:
+            fix = f"the same command with --free {len(devices)} (run: --max-gpus {len(devices)})"
+        why = "\n".join(filter(None, [opened.grant.why, opened.trouble]))
+        raise NotFree(f"{wanted} requested, but this process may use {len(devices)}", why=why, fix=fix)
+    totals = not_none(device.memory_total_bytes for device in devices)
+    sizes_mib = sorted((total // 2**20 for total in totals), reverse=True)
+    if len(sizes_mib) == len(devices) and sizes_mib[request.count - 1] < (request.min_memory_mib or 0):
+        enough = sizes_mib[request.count - 1]
+        raise NotFree(
+            f"{wanted} with {request.min_memory_mib:,} MiB requested, but too few GPUs here are large enough",
+            why="\n".join(f"a GPU here has {size:,} MiB in total" for size in dict.fromkeys(sizes_mib)),
+            fix=f"the same command with --min-memory-mib {enough} (run: --config run.min_memory_mib={enough})",
+        )
 
 
 def lock_best(devices: Sequence[DeviceNow], request: DeviceRequest, locks: DeviceLocks) -> Choice:

@@ -151,6 +151,8 @@ def test_what_cannot_be_had_is_refused_with_a_line_to_paste(tmp_path, pages):
     idle = Machine(tmp_path / "idle", (0, 0), (0, 0))
     said["more than there are"] = idle.refusal(count=3, wait_s=600)
     said["nothing granted"] = Machine(tmp_path).refusal()
+    idle.totals = [16 * GIB, 8 * GIB]
+    said["one is too small"] = idle.refusal(count=2, min_memory_mib=12_000, wait_s=600)
     assert (idle.reads, idle.passed_s) == (0, 0), "nothing is read"
     idle.totals = [16 * GIB, None]  # it may be large enough, but its free memory is unknown
     said["one does not say"] = idle.refusal(count=2, min_memory_mib=12_000, wait_s=4)
