@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from badcjobs.clock import SystemClock
 from badcjobs.devices.free import (
@@ -53,7 +53,16 @@ class BadArgument(BadInput, ValueError):
     """An invalid argument; also a ``ValueError``, as Python programs expect."""
 
 
-def list_devices(all: bool = False, simulate: int | None = None) -> list[DeviceNow]:
+class _LastListing(NamedTuple):
+    question: object
+    at_s: float
+    devices: tuple[DeviceNow, ...]
+
+
+_last_listing: _LastListing | None = None
+
+
+def list_devices(all: bool = False, simulate: int | None = None, max_age_s: float = 0.0) -> list[DeviceNow]:
     """Return the devices that this process may use, each with its current state.
 
     These are the devices of ``badcjobs gpus``: in a job those that Slurm granted, outside a job all devices; always
@@ -71,9 +80,19 @@ def list_devices(all: bool = False, simulate: int | None = None) -> list[DeviceN
         Every GPU of the machine, granted or not (see ``device.granted``).
     simulate
         Simulate this many devices; a number below 1 is a ``ValueError``.
+    max_age_s
+        Answer from the last reading of this process if it is not older than this; by default, read the devices.
     """
-    listing = list_granted(dict(os.environ), SystemClock(), stand_in=_simulated(simulate), everything=all)
-    return list(listing.devices)
+    global _last_listing
+    _check_number("max_age_s", max_age_s, least=0)
+    clock = SystemClock()
+    environ = dict(os.environ)
+    question = (all, simulate, environ)  # the same question gets the same answer
+    last = _last_listing
+    if last is None or last.question != question or clock.monotonic_s() - last.at_s > max_age_s:
+        listing = list_granted(environ, clock, stand_in=_simulated(simulate), everything=all)
+        last = _last_listing = _LastListing(question, clock.monotonic_s(), listing.devices)
+    return list(last.devices)
 
 
 class PickedDevices(list[DeviceNow]):
