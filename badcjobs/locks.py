@@ -1,13 +1,15 @@
-"""Locks: two mechanisms, and the five uses that name one of them.
+"""Locks: two mechanisms, and the uses that name one of them.
 
-    device       kernel lock   devices/free.py         one run at a time uses a GPU outside Slurm
-    live files   kernel lock   store/live_folder.py    only the task itself writes its live files
-    claim        lease         store/claims.py         one task at a time works on a part of a source
-    merge        lease         store/merge.py          one merge at a time writes a job database
-    run folder   lease         store/run_lock.py       one submit reads it, and one emulation works in it, at a time
+    device       kernel lock   devices/free.py             one run at a time uses a GPU outside Slurm
+    live files   kernel lock   store/live_folder.py        only the task itself writes its live files
+    sbatch       kernel lock   devices/slurm_programs.py   the next submit waits for an sbatch whose caller was killed
+    probe file   kernel lock   workers/learned.py          one probe at a time adds its result
+    claim        lease         store/claims.py             one task at a time works on a part of a source
+    merge        lease         store/merge.py              one merge at a time writes a job database
+    run folder   lease         store/run_lock.py           one submit reads it, one emulation works in it, at a time
 
-A kernel lock is for node-local disk: the kernel releases it when its holder has ended, even after SIGKILL. A lease is
-for shared disk, where kernel locks may not reach other machines: a small file that its holder writes at every
+A kernel lock is for the processes of one machine: it is released when its holder has ended, even after SIGKILL. A
+lease is for several machines, whose shared disk may have no kernel locks: a small file that its holder writes at every
 heartbeat.
 """
 
@@ -54,6 +56,11 @@ def try_lock_alone(file: int) -> bool:
     return True
 
 
+def wait_for_lock(file: int) -> None:
+    """Lock an open file, however long another process keeps it."""
+    fcntl.flock(file, fcntl.LOCK_EX)
+
+
 TryLock = Callable[[int], bool]
 
 
@@ -76,7 +83,7 @@ def kernel_lock(path: Path) -> Iterator[None]:
     """Hold the lock of a file, which is created and stays; without effect on a filesystem that has no locks."""
     with os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT)) as file:
         with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
+            wait_for_lock(file.fileno())
         yield
 
 

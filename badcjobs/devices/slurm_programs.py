@@ -8,7 +8,6 @@ for two minutes and may still submit the job.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import re
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from badcjobs.errors import NotHere
+from badcjobs.locks import try_lock, wait_for_lock
 from badcjobs.model import Allocation
 from badcjobs.seams import Environ, Unanswered
 from badcjobs.small_files import open_regular
@@ -159,7 +159,7 @@ def call_sbatch(
     try:
         with script.open("rb+") as file:  # NFS needs write access for a lock
             with suppress(OSError):  # a filesystem without locks
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                try_lock(file.fileno())
             done = _run_sbatch(["sbatch", *options, str(script)], environ, file.fileno(), patience_s)
     except OSError as error:
         return Answer(None, str(error))
@@ -221,9 +221,7 @@ def parse_job_id(text: str) -> str | None:
 
 def wait_for_sbatch(script: Path) -> None:
     """Wait for an sbatch that is still submitting this script because its caller was killed."""
-    with suppress(OSError), os.fdopen(open_regular(script), "rb") as file:  # else there are no locks here
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
+    with suppress(OSError), os.fdopen(open_regular(script, os.O_RDWR)) as file:  # else there are no locks here
+        if not try_lock(file.fileno()):
             log.warning("an earlier sbatch is still submitting %s; waiting for it", script)
-            fcntl.flock(file, fcntl.LOCK_SH)
+            wait_for_lock(file.fileno())
