@@ -80,6 +80,7 @@ class MpsDaemon:
     env: Mapping[str, str]
     server: psutil.Process | None = None  # None: not seen yet
     last_code: Code | None = None  # of the last decision about it
+    was_used: bool = False  # whether a worker was its client
 
     def __post_init__(self) -> None:
         self.pipe = self.folder / "pipe"
@@ -180,7 +181,7 @@ class MpsDaemons:
         self._folder: LocalFolder | None = None
         self._site_pipe: str | None = None
         self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
-        self._is_required = False  # --mps on, and no worker is connected so far
+        self._is_required = False  # --mps on
         self._failure: str | None = None  # why --mps on cannot be done
 
     def pipe_of(self, device_id: int | None) -> str | None:
@@ -196,7 +197,7 @@ class MpsDaemons:
         if daemon is None or not is_alive(daemon.control):
             return
         if daemon.has_client(pid):
-            self._is_required = False
+            daemon.was_used = True
             self._note(daemon, Code.MPS_CONNECTED, pid=pid)
         else:
             self._note(daemon, Code.MPS_NOT_CONNECTED, pid=pid)
@@ -208,13 +209,13 @@ class MpsDaemons:
             self._note(daemon, Code.MPS_GIVEN_UP, why=why)
 
     def _note(self, daemon: MpsDaemon, code: Code, **figures: Any) -> None:
-        """Record what has become of a daemon, if that is new; with --mps on a worker must be its client."""
+        """Record what has become of a daemon, if that is new; with --mps on the first worker must be its client."""
         if code is daemon.last_code:
             return
         daemon.last_code = code
         decision = Decision.of(code, daemon.device.name, **figures)
         self._record(decision)
-        if self._is_required:
+        if self._is_required and not daemon.was_used:
             self._failure = f"--mps on, but {decision.reason}; --mps auto allows that"
 
     def decisions(self) -> Iterator[Decision]:
