@@ -214,6 +214,13 @@ def find_mps_obstacle(uuid: str) -> str | None:
     return None
 
 
+def list_mps_clients(uuid: str) -> set[int]:
+    """Return the processes that use a card through MPS, as far as NVML lists them."""
+    with _card(uuid) as (nvml, handle):
+        clients = try_call(nvml.nvmlDeviceGetMPSComputeRunningProcesses_v3, handle) or ()
+    return {client.pid for client in clients}
+
+
 @contextmanager
 def _card(uuid: str) -> Iterator[tuple[Any, Any]]:
     """Yield NVML and its handle of a card; None: it does not find it."""

@@ -41,6 +41,7 @@ class Code(str, Enum):
     MPS_NOT_NEEDED = "mps.not_needed"
     MPS_NOT_USED = "mps.not_used"
     MPS_CONNECTED = "mps.connected"
+    MPS_NOT_LISTED = "mps.not_listed"
     MPS_NOT_CONNECTED = "mps.not_connected"
     MPS_GIVEN_UP = "mps.given_up"
     MPS_FAULT = "mps.fault"
@@ -107,6 +108,7 @@ SENTENCES: Mapping[Code, str] = {
     Code.MPS_NOT_NEEDED: "one worker per device",
     Code.MPS_NOT_USED: "{why}",
     Code.MPS_CONNECTED: "worker[ {pid}] is connected to its server",
+    Code.MPS_NOT_LISTED: "worker {pid} may run without it: NVML does not list it as a client",
     Code.MPS_NOT_CONNECTED: "worker[ {pid}] is not connected, and runs without it: its server does not list it",
     Code.MPS_GIVEN_UP: "a worker runs without it: {why}",
     Code.MPS_FAULT: "a fault on the device ended its workers under MPS; their chunks are tried one by one",

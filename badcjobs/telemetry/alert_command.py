@@ -7,6 +7,7 @@ import logging
 import os
 import queue
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -94,6 +95,11 @@ class AlertCommand:
         self._held_back = 0
         self._failed = False  # a failure is logged once
         self._stopped = False
+        program = self._argv[0]
+        if os.sep in program:
+            program = str(cwd / program)
+        if shutil.which(program, path=environ.get("PATH")) is None:
+            log.warning("[alerts] command: program %s not found; alerts are not sent to it", program)
 
     def add(self, alert: Alert) -> None:
         """Run the program for this alert soon, unless that would be too often; do not wait for it."""

@@ -44,6 +44,8 @@ _SUSTAINED_S = 10.0
 _CAPPED_S = 10.0  # a large GPU under full load often reaches its power limit
 _FLICKER_S = 10.0
 _MOST_NAMED = 3  # processes
+_MOST_FAULTS = 50  # different texts per device: a driver that adds an address to each would fill the log
+_LONGEST_MESSAGE = 500
 _STORM_S = 60.0  # errors with less time between them are one alert
 _IDLE_BELOW_PERCENT = 1.0
 _SHORTEST_ENERGY_MS = 60_000  # over a shorter time, the timing of the readings matters more than their values
@@ -157,7 +159,7 @@ class AlertBook(Book):
 def _place(device_id: int, kind: str, message: str) -> _Place:
     """Return the key of a state: each fault of a device has a separate state."""
     if kind == "fault":
-        return device_id, kind, message
+        return device_id, kind, message[:_LONGEST_MESSAGE]
     return device_id, kind, ""
 
 
@@ -200,7 +202,7 @@ class AlertState:
                 ended_at_ms=None,
                 peak=value,
                 threshold=condition.threshold,
-                message=condition.message,
+                message=condition.message[:_LONGEST_MESSAGE],
             )
         return self.alert
 
@@ -355,8 +357,10 @@ class DeviceConditions:
         return Condition("idle", True if shares else None, message, threshold=limit_s, after_s=limit_s)
 
     def _reported(self, faults: Sequence[str]) -> list[Condition]:
-        """Return a condition for each fault so far; its value is the number of times."""
-        self._faults.update(faults)
+        """Return a condition for each of the first faults; its value is the number of times."""
+        for fault in faults:
+            if fault in self._faults or len(self._faults) < _MOST_FAULTS:
+                self._faults[fault] += 1
         return [
             self._critical("fault", fault in faults, f"{self.device.label} reports {fault}", many)
             for fault, many in self._faults.items()

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 VERSION_NEEDED = "2.3"
 WORKER = Path(__file__).with_name("hawkears_worker.py")
 _GIVE_PYTHON = "badcjobs run … --hawkears-python /path/to/the/venv/of/hawkears/bin/python"
+_QUERY_TRIES = 2
 _CACHES = {
     "NUMBA_CACHE_DIR": "numba-cache",
     "MPLCONFIGDIR": "matplotlib-cache",
@@ -305,12 +306,15 @@ def query_hawkears(
 ) -> Mapping[str, Any]:
     """Let HawkEars' own command line parse the options; return its versions or, without them, its error message."""
     argv = [*python, str(WORKER), "--probe", *options]
-    try:
-        done = subprocess.run(argv, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=limit_s)
-    except subprocess.TimeoutExpired as error:
-        raise slow_start(python[-1], limit_s) from error
-    except OSError as error:
-        return {"error": str(error)}
+    for _ in range(_QUERY_TRIES):
+        try:
+            done = subprocess.run(argv, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=limit_s)
+        except subprocess.TimeoutExpired as error:
+            raise slow_start(python[-1], limit_s) from error
+        except OSError as error:
+            return {"error": str(error)}
+        if done.returncode >= 0:  # negative: killed by a signal
+            break
     lines = done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"]
     answer = {"error": lines[-1]}
     for line in done.stdout.splitlines():

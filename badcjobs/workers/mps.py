@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from badcjobs.devices.nvml import find_mps_obstacle
+from badcjobs.devices.nvml import find_mps_obstacle, list_mps_clients
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import Device
 from badcjobs.model.decisions import Code, Decision
@@ -80,6 +80,7 @@ class MpsDaemon:
     env: Mapping[str, str]
     server: psutil.Process | None = None  # None: not seen yet
     last_code: Code | None = None  # of the last decision about it
+    was_used: bool = False  # whether a worker was its client
 
     def __post_init__(self) -> None:
         self.pipe = self.folder / "pipe"
@@ -179,8 +180,9 @@ class MpsDaemons:
         self._daemons: dict[int | None, MpsDaemon] = {}
         self._folder: LocalFolder | None = None
         self._site_pipe: str | None = None
+        self._of_site: dict[int | None, Device] = {}  # those that share it, until one of their workers was looked for
         self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
-        self._is_required = False  # --mps on, and no worker is connected so far
+        self._is_required = False  # --mps on
         self._failure: str | None = None  # why --mps on cannot be done
 
     def pipe_of(self, device_id: int | None) -> str | None:
@@ -192,11 +194,17 @@ class MpsDaemons:
 
     def look_for(self, device_id: int | None, pid: int | None) -> None:
         """Check that a worker that has given a result is a client of its daemon, and record what is new about that."""
+        device = self._of_site.pop(device_id, None)
+        if device is not None and device.uuid is not None and pid is not None:
+            # Its daemon may answer only its own user.
+            is_client = bool(family_of(pid) & list_mps_clients(device.uuid))
+            code = Code.MPS_CONNECTED if is_client else Code.MPS_NOT_LISTED
+            self._record(Decision.of(code, device.name, pid=pid))
         daemon = self._daemons.get(device_id)
         if daemon is None or not is_alive(daemon.control):
             return
         if daemon.has_client(pid):
-            self._is_required = False
+            daemon.was_used = True
             self._note(daemon, Code.MPS_CONNECTED, pid=pid)
         else:
             self._note(daemon, Code.MPS_NOT_CONNECTED, pid=pid)
@@ -208,13 +216,13 @@ class MpsDaemons:
             self._note(daemon, Code.MPS_GIVEN_UP, why=why)
 
     def _note(self, daemon: MpsDaemon, code: Code, **figures: Any) -> None:
-        """Record what has become of a daemon, if that is new; with --mps on a worker must be its client."""
+        """Record what has become of a daemon, if that is new; with --mps on the first worker must be its client."""
         if code is daemon.last_code:
             return
         daemon.last_code = code
         decision = Decision.of(code, daemon.device.name, **figures)
         self._record(decision)
-        if self._is_required:
+        if self._is_required and not daemon.was_used:
             self._failure = f"--mps on, but {decision.reason}; --mps auto allows that"
 
     def decisions(self) -> Iterator[Decision]:
@@ -262,6 +270,7 @@ class MpsDaemons:
     ) -> Decision:
         """Start the daemon of a device, if it needs one and can have one."""
         if self._site_pipe is not None and device.backend == "nvml":
+            self._of_site[device_id] = device
             return Decision.of(Code.MPS_OF_SITE, device.name, pipe=self._site_pipe)
         if most < 2 and not device.exclusive:
             return Decision.of(Code.MPS_NOT_NEEDED, device.name)

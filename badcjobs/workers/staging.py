@@ -31,6 +31,7 @@ _READERS = 3
 _SHARE = 0.25  # of the free space: workers, databases and other users' jobs need the disk too
 _POLL_S = 0.2  # new chunks in the queue and free disk space cause no notification
 _JOIN_S = 1.0  # do not wait longer for a reader that hangs in a dead filesystem
+_MOST_FAILURES = 20  # in a row
 MOST_STAGED_BYTES = 20 * 2**30
 _MOST_BYTES_IN_MEMORY = 2**30  # a tmpfs uses the memory of the job
 _IN_MEMORY = ("tmpfs", "ramfs")
@@ -154,6 +155,7 @@ class Stager:
     cut_late: int = 0
     failed_copies: int = 0
     last_failure: str | None = None
+    _failures: int = 0  # in a row
     _number: int = 0
     _stopped: bool = False
 
@@ -272,12 +274,12 @@ class Stager:
             try:
                 if self._wait_for_room(copy):
                     copy.write(self.cutter)
+                    self._failures = 0
                     self._offer(copy)
             except CannotCut:
                 pass  # the engine will meet the same error and report it
             except OSError as error:
-                self.failed_copies += 1
-                self.last_failure = f"{copy.chunk.audio_path}: {error.strerror or error}"
+                self._note_failure(f"{copy.chunk.audio_path}: {error.strerror or error}")
             if copy.state is not State.READY:
                 self._discard(copy)
 
@@ -314,6 +316,16 @@ class Stager:
             if self._is_wanted(copy):
                 copy.state = State.READY
             self._changed.notify_all()
+
+    def _note_failure(self, why: str) -> None:
+        """Count a failed copy; stop after too many in a row: the disk is full, or fails."""
+        with self._changed:
+            self.failed_copies += 1
+            self.last_failure = why
+            self._failures += 1
+            if self._failures >= _MOST_FAILURES and not self._stopped:
+                self._stopped = True
+                log.warning("staging stops after %d failed copies in a row: %s", self._failures, why)
 
     def _discard(self, copy: Copy) -> None:
         """Remove a copy that cannot be used, and plan it no more."""

@@ -4,13 +4,15 @@ import os
 import re
 import shutil
 import signal
+import sys
 from contextlib import suppress
 
 import psutil
 import pytest
 from rooms.root import SystemClock
+from rooms.workers import query_hawkears
 from support.badcjobs_program import NOT_LATE, array_task, rows
-from support.fake_hawkears import fake_package_environ, hawkears_options
+from support.fake_hawkears import fake_package_environ, hawkears_options, make_fake_root
 from support.live_files import committed, halves, live_folders, live_rows
 from support.stand_ins import install
 from support.waiting import processes, wait_for
@@ -306,6 +308,16 @@ def test_no_worker_outlives_wrapper_and_recorder_killed_at_once_and_the_next_run
     wait_for(lambda: not site.processes(), "what they had started is ended, too", timeout_s=40)
     assert rows(site.task_databases()[0], "SELECT verdict FROM task") == [("killed",)]
     assert list(site.local.iterdir()) == [], "and nothing of theirs stays on the node"
+
+
+def test_a_hawkears_that_is_killed_while_it_is_asked_for_its_abilities_is_asked_again(tmp_path):
+    killed = tmp_path / "killed"
+    text = f'#!/bin/sh\n[ -e {killed} ] || {{ touch {killed}; kill -9 $$; }}\nexec {sys.executable} "$@"\n'
+    python = install(tmp_path / "python", text)
+    environ = {"PATH": os.environ["PATH"], **fake_package_environ()}
+    root = make_fake_root(tmp_path / "root")
+    answer = query_hawkears([str(python)], [], environ=environ, cwd=root, limit_s=60)
+    assert killed.exists() and answer.get("versions", {}).get("hawkears") == "2.3.0", answer
 
 
 def test_by_default_workers_are_forked_as_many_as_the_memory_holds_and_replaced_at_once(site):

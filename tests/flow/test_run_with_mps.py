@@ -174,6 +174,14 @@ def test_a_fault_on_an_exclusive_card_leaves_one_worker_that_finds_the_chunk(sit
 
 
 @pytest.mark.usefixtures("daemon")
+@pytest.mark.parametrize("daemon", ["of the site"], indirect=True)
+@pytest.mark.parametrize("mode, expected", [("listed", "mps.connected"), ("deaf", "mps.not_listed")])
+def test_whether_a_worker_is_a_client_of_the_sites_daemon_is_asked_of_nvml(machine, mode, expected):
+    assert machine.run(6, 2, FAKE_MPS=mode).exit_code == 0
+    assert [code for code, _ in machine.said()] == ["mps.of_site", expected]
+
+
+@pytest.mark.usefixtures("daemon")
 def test_a_fault_of_one_chunk_ends_all_workers_and_only_that_chunk_is_poison(site, machine):
     manifest = site.manifest(24)
     (site.folder / "audio" / "c007.wav").write_bytes(b"OggS#fake fault")

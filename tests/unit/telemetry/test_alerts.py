@@ -135,6 +135,14 @@ def test_an_instant_that_the_disk_refused_leaves_its_alert_for_the_next(tmp_path
     book.writer.close()
 
 
+def test_ever_new_faults_with_long_texts_do_not_fill_the_log(tmp_path):
+    book = Book(tmp_path / "recorder.sqlite")
+    book.feed("faults " + " ".join([f"{number}{'!' * 600}" for number in range(200)]))
+    faults = "SELECT count(*), count(DISTINCT message), max(length(message)) FROM alert WHERE kind = 'fault'"
+    assert (query(book.path, faults), len(book.reported)) == ([(50, 50, 500)], 100)
+    book.writer.close()
+
+
 NAN = float("nan")
 SECRET = "curl -d @- https://chat/services/T0123/xyzzy"
 SETTINGS = [

@@ -192,17 +192,14 @@ def test_each_device_has_a_daemon_of_its_own_and_workers_are_looked_up_among_its
 
 
 def test_with_mps_on_a_first_worker_that_is_not_connected_ends_the_work_and_a_later_one_does_not(machine, task):
-    task.start("on")
-    client, stranger, given_up = worker_of(task.mps.pipe_of(DEVICE_ID)), 1 << 30, []
-    task.mps.look_for(DEVICE_ID, client.pid)
-    task.mps.look_for(DEVICE_ID, stranger)
+    task.start("on", [(100, GPU), (101, replace(GPU, uuid=fake_uuid(1)))])
+    client, stranger, given_up = worker_of(task.mps.pipe_of(100)), 1 << 30, []
+    task.mps.look_for(100, client.pid)
+    task.mps.look_for(100, stranger)
     task.mps.check(pytest.fail, given_up.append)
     client.communicate()
     assert given_up == [], "MPS works there, whatever has happened to its server"
-    task.mps.close()
-    task.folder.joinpath("mps").unlink()
-    task.start("on")
-    task.mps.look_for(DEVICE_ID, stranger)
+    task.mps.look_for(101, stranger)
     task.mps.check(pytest.fail, given_up.append)
     (why,) = given_up
     assert why.startswith(f"--mps on, but worker {stranger} is not connected") and "--mps auto" in why

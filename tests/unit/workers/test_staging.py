@@ -235,18 +235,21 @@ def test_a_cut_in_progress_is_waited_for_and_one_that_waits_for_room_is_made_at_
         bench.stager.release(chunk)
 
 
-def test_what_cannot_be_copied_is_nobodys_failure(bench, caplog, tmp_path):
-    good, *gone = bench.files(20)
+def test_what_cannot_be_copied_is_nobodys_failure_until_twenty_in_a_row(bench, caplog, tmp_path):
+    good, *gone = bench.files(60)
     for chunk in gone:
         Path(chunk.audio_path).unlink()
     zero = make_wav(bench.audio / "zero.wav", 0)
     [cut] = bench.cuts(1)
-    no_cut = replace(cut, audio_path=str(zero))
-    bench.start([*gone, no_cut, good], ready=1)
+    no_cuts = [replace(cut, chunk_id=f"bad{n}", audio_path=str(zero)) for n in range(25)]
+    bench.start([*gone[:19], *no_cuts, good], ready=1)
     wait_for(lambda: bench.stager.failed_copies == 19, "all that cannot be copied have failed")
     assert caplog.records == [] and bench.take(good) != good, "what cannot be cut is the fault of the recording"
     assert str(bench.audio) in str(bench.stager.last_failure)
-    assert bench.take(gone[7]) == gone[7]
+    bench.coming[:] = gone[19:]
+    wait_for(lambda: caplog.records, "a warning")
+    assert "staging stops after 20 failed copies in a row: " in caplog.text and len(caplog.records) == 1
+    assert bench.take(gone[50]) == gone[50]
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "node").write_text("a file in the way")
     (other := Bench(tmp_path / "b")).start([good], ready=0)
