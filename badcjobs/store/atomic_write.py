@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import glob
-import hashlib
 import json
 import os
 import shutil
@@ -100,6 +99,8 @@ def _page_crc(page: bytes, number: int) -> bytes:
 
 
 def _stamp_pages(path: Path) -> Iterator[bytes]:
+    import hashlib  # late: it loads a cryptographic library of 4 MB, which the recorder does not need
+
     digest = hashlib.blake2b(digest_size=_STAMP_BYTES - _CRC_BYTES)
     for _, page in read_pages(path):
         digest.update(page)
