@@ -20,7 +20,7 @@ HOUSE = (
 GROUND = {name for line in HOUSE[-4:-2] for name in line}  # these may stand on each other
 FLOOR = {room: number for number, line in enumerate(HOUSE) for room in line}
 FACADE = {"badcjobs", "badcjobs.__main__"}  # names for other people's Python, and python -m badcjobs
-# Processes of their own that a task or the emulation starts; they parse their own arguments and answer on their own pipes.
+# Processes of their own, with arguments and pipes of their own.
 PROGRAMS = {
     "badcjobs.telemetry.recorder_process", "badcjobs.workers.hawkears_worker", "badcjobs.workers.hawkears1",
     "badcjobs.workers.demo_worker", "badcjobs.cluster.local_watch",
