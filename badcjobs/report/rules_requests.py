@@ -393,7 +393,7 @@ def make_bill(facts: JobFacts, billing: Billing | None) -> Bill | None:
     no_memory = any(task.memory_limit_bytes is None for task in tasks)
     no_cores = any(task.cpus is None for task in tasks)
     if (billing.memory_gb and no_memory) or (billing.cpu and no_cores):
-        return Bill(why_unknown="the request was not recorded")
+        return None
 
     used = without_unused(facts).tasks
     largest = max(used, key=lambda task: (task.audio_s > 0, task.devices or 0, task.workers or 0))

@@ -233,13 +233,8 @@ ADVICE = {  # by error class
 }
 
 
-def _named(chunks: Sequence[FailedChunk], facts: JobFacts, summary: Summary) -> dict[str, Any]:
-    """Return the names of the chunks, and a remark if some are missing: only the first thousand are read."""
-    some_named = None
-    if len(facts.failed) < summary.failed:
-        some_named = f"only the first {len(facts.failed):,} of {summary.failed:,} failed chunks are listed"
-    names = [chunk_name(chunk.recording_id, chunk.chunk_id) for chunk in chunks]
-    return {"some_named": some_named, "at_least": "At least " if some_named else "", "subjects": names}
+def _names(chunks: Sequence[FailedChunk]) -> list[str]:
+    return [chunk_name(chunk.recording_id, chunk.chunk_id) for chunk in chunks]
 
 
 def _by_class(facts: JobFacts) -> dict[str, list[FailedChunk]]:
@@ -252,7 +247,7 @@ def _by_class(facts: JobFacts) -> dict[str, list[FailedChunk]]:
         "poison_chunks",
         WARNING,
         says="{many:count chunk} crashed the engine twice and {many:was|were} given up.",
-        evidence=("errors: {how}", "{some_named}"),
+        evidence=("errors: {how}",),
         fix="Check {many:this file|one of these files}. The next run tries {many:it|them} again.",
     )
 )
@@ -263,7 +258,7 @@ def _poison(facts: JobFacts, summary: Summary) -> Cases:
     chunks = [chunk for chunk in facts.failed if chunk.status == "poison"]
     classes = Counter(chunk.error_class for chunk in chunks).most_common(3)
     how = ", ".join(f"{times} × {error_class}" for error_class, times in classes)
-    yield {"many": many, "how": how or None, **_named(chunks, facts, summary)}
+    yield {"many": many, "how": how or None, "subjects": _names(chunks)}
 
 
 @topic(
@@ -298,7 +293,7 @@ def _out_of_memory(facts: JobFacts, summary: Summary) -> Cases:
                 "for_good": len(for_good),
                 "learned": learned,
                 "shorter": shorter,
-                **_named(for_good, facts, summary),
+                "subjects": _names(for_good),
             }
 
 
@@ -307,12 +302,13 @@ def _out_of_memory(facts: JobFacts, summary: Summary) -> Cases:
         "failed_chunks",
         "{severity}",
         says="{at_least}{many:count chunk} failed for good: {class}.",
-        evidence=("{of_chunks} of {s.chunks:count chunk}", "engine error: {error:last_line}", "{some_named}"),
+        evidence=("{of_chunks} of {s.chunks:count chunk}", "engine error: {error:last_line}"),
         fix="{advice}",
     )
 )
 def _failed(facts: JobFacts, summary: Summary) -> Cases:
     own_findings = _with_own_finding(facts)
+    at_least = "At least " if len(facts.failed) < summary.failed else ""  # only the first thousand are read
     classes = [(name, chunks) for name, chunks in _by_class(facts).items() if name not in own_findings]
     for error_class, chunks in sorted(classes, key=lambda pair: -len(pair[1]))[:_MOST_CLASSES]:
         many = len(chunks)
@@ -324,7 +320,8 @@ def _failed(facts: JobFacts, summary: Summary) -> Cases:
             "error": chunks[0].error,
             "advice": ADVICE.get(error_class, USUAL_ADVICE),
             "cost_s": facts.failed_gpu_s,
-            **_named(chunks, facts, summary),
+            "at_least": at_least,
+            "subjects": _names(chunks),
         }
 
 

@@ -56,29 +56,15 @@ class _Group(NamedTuple):
 # --- what is said -----------------------------------------------------------------------------------------------------
 
 _OPTIONS = "Add these options to badcjobs run."
-_READ_AHEAD = (
-    "Let badcjobs copy audio to the local disk ahead of time (--config run.stage=always), and use fewer, larger files."
-    f" With more workers per GPU, one works while another waits. {_OPTIONS}"
-)
-_READ_AHEAD_OPTIONS = ("--config run.stage=always --workers-per-gpu auto",)
-_EVEN_CHUNKS = "Cut long recordings into chunks of about the same length, or request fewer GPUs per task."
 _CPU = "{used_cores:one} of {cores_granted:round} cores busy (median), with {each:count worker}"
 _BUSY = "busy {busy} of {measured_s:gpu_time} on {devices:count device} in {subjects_many:count task}"
 _AUTO = ("--workers-per-gpu auto",)
 _MORE_WORKERS = ("+workers", "+memory", "+cores")
-_FEWER_TASKS = ("-tasks", "+time")
 
 
 def _cause(name: str, says: str, *evidence: str, only: str = "", **more: Any) -> Rule:
     """Return the rule for a main cause; ``only``: a figure that must be set as well."""
-    return Rule(
-        name,
-        "{severity}",
-        says,
-        (_BUSY, *evidence),
-        **more,
-        when=f"{name} {only}",
-    )
+    return Rule(name, "{severity}", says, (_BUSY, *evidence), **more, when=f"{name} {only}")
 
 
 _FEW_WORKERS = (
@@ -114,15 +100,16 @@ _UNKNOWN = (
         fix="Use fewer array tasks for the same work, so that each runs for at least half an hour. If there were many"
         " more starts than workers, first find out why engines ended (job.sqlite, table attempt).",
         lines=("#SBATCH --array=0-{last_index}",),
-        wants=_FEWER_TASKS,
+        wants=("-tasks", "+time"),
     ),
     _cause(
         "waiting_for_audio",
         "The GPUs waited for audio; they were busy {busy} of the time.",
         "waiting: {of_idle}",
         _CPU,
-        fix=_READ_AHEAD,
-        lines=_READ_AHEAD_OPTIONS,
+        fix="Let badcjobs copy audio to the local disk ahead of time (--config run.stage=always), and use fewer, larger"
+        f" files. With more workers per GPU, one works while another waits. {_OPTIONS}",
+        lines=("--config run.stage=always --workers-per-gpu auto",),
         wants=_MORE_WORKERS,
     ),
     _cause(
@@ -156,7 +143,7 @@ _UNKNOWN = (
         "At the end of a task most GPUs wait while one still works on its last chunk.",
         "waiting for others: {of_idle}",
         "longest chunk {longest_s:duration}, median {p50_s:duration}",
-        fix=_EVEN_CHUNKS,
+        fix="Cut long recordings into chunks of about the same length, or request fewer GPUs per task.",
     ),
     _cause(
         "low_busy",

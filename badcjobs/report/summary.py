@@ -54,13 +54,12 @@ class StateSummary:
 class Bill:
     """What a job is billed by the weights of its site, and what the same work would cost with the advised request."""
 
-    units: float | None = None
-    units_per_1000_audio_hours: float | None = None
-    advised_units_per_1000_audio_hours: float | None = None  # None: what the tasks used was not measured
-    advised_gpus: int | None = None  # of a task
-    advised_cpus: int | None = None
-    advised_mem_gb: int | None = None
-    why_unknown: str | None = None  # then nothing else is known
+    units: float
+    units_per_1000_audio_hours: float | None
+    advised_units_per_1000_audio_hours: float | None  # None: what the tasks used was not measured
+    advised_gpus: int  # of a task
+    advised_cpus: int
+    advised_mem_gb: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class Summary:
     cut_short: CutShort | None = None  # an interrupted submit in the run folder
     place: str = ""  # the run folder or the file, for commands
     queue: Queue | None = None  # what Slurm has of the run now; None: it was not asked, or it is no run under Slurm
-    bill: Bill | None = None  # None: the site has no weights, or no task had a GPU of Slurm
+    bill: Bill | None = None  # None: the site has no weights, or what the tasks requested from Slurm is not known
 
     @property
     def tasks(self) -> int:

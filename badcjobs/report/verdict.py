@@ -300,7 +300,6 @@ HEADLINES = (
     (
         "bill",
         (
-            "not known: {unbilled}",
             "{bill.units_per_1000_audio_hours:one?} units per 1,000 audio-hours",
             "; with --gpus-per-node={bill.advised_gpus} --cpus-per-task={bill.advised_cpus}"
             " --mem={bill.advised_mem_gb}G it would have been {bill.advised_units_per_1000_audio_hours:one?}",
@@ -385,15 +384,13 @@ def _name_gaps(gaps: NameGaps | None) -> Iterator[str]:
 def _device_figures(summary: Summary) -> dict[str, Any]:
     """Return what the devices did and used."""
     cost = summary.chunk_cost
-    bill = summary.bill
     kwh = summary.kwh_per_1000_audio_hours
     states = summary.states if any(task.engine for task in summary.facts.tasks) else {}
     shares = {STATE_WORDS[state]: time.share_percent or 0.0 for state, time in states.items()}
     return {
         "use": tuple(f"{state} {share_words(share)}" for state, share in shares.items() if share >= 0.5) or None,
         "joules": kwh and kwh * 3600,
-        "unbilled": bill and bill.why_unknown,
-        "bill": bill if bill and bill.why_unknown is None else None,
+        "bill": summary.bill,
         "cost": cost if cost.tries else None,
         "samples": sum(device.samples for device in summary.devices),
         "gaps": _gap_words(summary),
