@@ -19,7 +19,7 @@ from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import ArrayShape, Place, not_none
 from badcjobs.paths import RunFolder, shell_line
 from badcjobs.report.summary import chunk_name
-from badcjobs.report.verdict import news_words
+from badcjobs.report.verdict import judge, news_words
 from badcjobs.run_toml import FrozenRun
 from badcjobs.settings import RunSettings
 from badcjobs.sources.open import Sources, open_sources, open_sources_of
@@ -29,7 +29,7 @@ from badcjobs.store.read_job import known_lengths, merged_files, read_outline
 from badcjobs.store.read_model import Completeness, Freshness, JobFacts, TaskFacts
 from badcjobs.store.submission_record import NO_NOTE, Trace, find_trace
 from badcjobs.store.task_writer import count_places
-from badcjobs.words import count, index_ranges
+from badcjobs.words import index_ranges
 
 Progress = Callable[[int], None]  # how many rows of the source have been read
 Indices = set[int | None]  # of an array; None: a row that belongs to no array task
@@ -138,9 +138,10 @@ def _find_frozen(beside: Path, file_folders: Sequence[str]) -> list[tuple[RunFol
     runs = []
     for run in map(RunFolder, sorted(above)):
         frozen = _read_frozen(run)
-        if frozen is None:
+        if frozen is not None:
+            runs.append((run, frozen))
+        elif len(above) > 1:
             raise BadInput(f"no run.toml in {run.path}")
-        runs.append((run, frozen))
     if not runs:
         raise BadInput("no run.toml beside the job database")
     return runs
@@ -340,9 +341,8 @@ def find_remarks(db: sqlite3.Connection, database: Path, progress: Progress) -> 
     total = _total(proof)
     if proof.done < total:
         failed = proof.failed + proof.poison
-        left = total - proof.done - failed
-        counts = f"{proof.done:,} of {count(total, 'chunk')} done, {failed:,} failed, {left:,} left"
-        remarks.append(f"the run is not complete: {counts}; only chunks that are done have detections")
+        outcome = judge(proof.done, failed, total - proof.done - failed, running=False)
+        remarks.append(f"the run is not complete: {outcome.counts}; only chunks that are done have detections")
     elif total and proof.why_unknown:
         remarks.append(f"not known whether the run is complete: {proof.why_unknown}")
     return remarks

@@ -103,8 +103,11 @@ def _about(summary: Summary) -> Iterator[str]:
 
 
 def _first_findings(summary: Summary) -> str:
-    heading = "What to change" if summary.findings else "Findings"
-    body = _finding_list(summary.findings[:MOST_FINDINGS]) or paragraph(no_findings_words(summary), "well")
+    heading = "Findings"
+    body = paragraph(no_findings_words(summary), "well")
+    if summary.findings:
+        heading = "What to change"
+        body = _finding_list(summary.findings[:MOST_FINDINGS])
     more = len(summary.findings) - MOST_FINDINGS
     if more > 0:
         body += f'<p class="quiet"><a href="#findings">{count(more, "more finding")}</a></p>'
@@ -144,14 +147,10 @@ def _sections(summary: Summary, data: ChartData | None, drawn: Charts | None) ->
     yield _settings(summary, data)
 
 
-def _table(table: Table, about: str, empty: str = "") -> str:
+def _table(table: Table, about: str, empty: str) -> str:
     """Return a table with the text above it; without rows, the text for an empty table."""
     body = paragraph(about, "quiet") if about else ""
-    if table.rows:
-        body += table_html(table)
-    elif empty:
-        body += paragraph(empty)
-    return body
+    return body + (table_html(table) if table.rows else paragraph(empty))
 
 
 def _numbers(summary: Summary) -> Section:
@@ -166,7 +165,7 @@ def _numbers(summary: Summary) -> Section:
 def _finding_list(findings: Sequence[Finding]) -> str:
     """Return what was found and its fix; the evidence is folded."""
     items = "".join(f"<li>{_finding(finding)}</li>" for finding in findings)
-    return f'<ul class="findings">{items}</ul>' if items else ""
+    return f'<ul class="findings">{items}</ul>'
 
 
 def _finding(finding: Finding) -> str:
@@ -273,14 +272,13 @@ def _seconds(value: float) -> str:
 
 def _settings(summary: Summary, data: ChartData | None) -> Section:
     table = tables.setting_table(summary.facts.last_settings)
-    if not table.rows:
-        return Section("settings", "Settings", paragraph("The tasks have not recorded their settings."), folded=True)
-    about = "The settings of the task that started last."
+    about = "The settings of the task that started last." if table.rows else ""
     if data is not None and data.sets_of_settings > 1:
         about += f" The tasks of this job have {data.sets_of_settings:,} different sets."
     if data is not None and data.versions:
         about += f" The tasks ran badcjobs {', '.join(data.versions)}."
-    return Section("settings", "Settings", _table(table, about), folded=True)
+    body = _table(table, about, "The tasks have not recorded their settings.")
+    return Section("settings", "Settings", body, folded=True)
 
 
 # --- the parts of every page ------------------------------------------------------------------------------------------

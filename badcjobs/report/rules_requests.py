@@ -137,7 +137,7 @@ _UNUSED_S = 60.0  # per device; a task with nothing to do ends earlier
         evidence=("{cost_s:gpu_time} unused", "{workers:count worker?} started on them, no chunk tried"),
         fix="Request only as many GPUs as you use. To use them all, omit --max-gpus and have more chunks than GPUs. If"
         " workers were started on them, read the task log to see why they did nothing.",
-        lines=("#SBATCH --gpus-per-node={used}",),
+        lines=("#SBATCH --gpus-per-node={used:?}",),
     )
 )
 def _unused(facts: JobFacts, summary: Summary) -> Cases:
@@ -159,7 +159,7 @@ def _unused(facts: JobFacts, summary: Summary) -> Cases:
         "granted": len(granted),
         "cost_s": gpu_s,
         "workers": sum(device.work.workers for device in unused),
-        "used": used or None,
+        "used": used,
         "subjects": labels(unused),
     }
 

@@ -247,7 +247,7 @@ def _by_class(facts: JobFacts) -> dict[str, list[FailedChunk]]:
         "poison_chunks",
         WARNING,
         says="{many:count chunk} crashed the engine twice and {many:was|were} given up.",
-        evidence=("errors: {how}",),
+        evidence=("errors: {how:?}",),
         fix="Check {many:this file|one of these files}. The next run tries {many:it|them} again.",
     )
 )
@@ -258,7 +258,7 @@ def _poison(facts: JobFacts, summary: Summary) -> Cases:
     chunks = [chunk for chunk in facts.failed if chunk.status == "poison"]
     classes = Counter(chunk.error_class for chunk in chunks).most_common(3)
     how = ", ".join(f"{times} × {error_class}" for error_class, times in classes)
-    yield {"many": many, "how": how or None, "subjects": _names(chunks)}
+    yield {"many": many, "how": how, "subjects": _names(chunks)}
 
 
 @topic(

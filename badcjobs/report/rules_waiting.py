@@ -127,7 +127,7 @@ _UNKNOWN = (
         "why not more workers: {short}",
         only="short",
         fix="Request more main memory: there was too little to add workers.",
-        lines=("#SBATCH --mem={more_gib}G",),
+        lines=("#SBATCH --mem={more_gib:?}G",),
         wants=_MORE_WORKERS,
     ),
     _cause(
@@ -357,9 +357,9 @@ def _worker_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], 
         "memory_used": max(not_none(device.memory_peak_bytes for device in devices), default=None),
         "memory_total": max(not_none(device.memory_total_bytes for device in devices), default=None),
         "per_gpu": workers / max(1, len(devices)),
-        "short": [*no_memory, None][0],
-        "more_gib": math.ceil(2 * requested / 2**30) or None,
-        "tried": [*tried, None][0],
+        "short": next(iter(no_memory), None),
+        "more_gib": math.ceil(2 * requested / 2**30),
+        "tried": next(iter(tried), None),
     }
 
 

@@ -252,11 +252,11 @@ HEADLINES = (
         "tasks",
         (
             "{s.tasks:whole} ({verdicts})",
-            "; no database from array index {missing:indices}",
+            "; no database from array index {s.tasks_missing:indices?}",
             " (see {log})",
         ),
     ),
-    ("merged", ("{news}",)),
+    ("merged", ("{news:?}",)),
     ("submit", ("{cut_short.what}",)),
     (
         "chunks",
@@ -277,10 +277,10 @@ HEADLINES = (
             "; {strangers:count row?} in the job but not in the source",
         ),
     ),
-    ("recordings", ("{names}",)),
+    ("recordings", ("{names:?}",)),
     ("places", ("{places}",)),
-    ("left out", ("{left_out}",)),
-    ("GPU use", ("{use:list}",)),
+    ("left out", ("{left_out:?}",)),
+    ("GPU use", ("{use:list?}",)),
     (
         "left",
         (
@@ -314,7 +314,7 @@ HEADLINES = (
             " max {cost.energy_j_max:one})",
         ),
     ),
-    ("detections", ("{labels:list}", " and {more_labels:count other_label?}")),
+    ("detections", ("{labels:list?}", " and {more_labels:count other_label?}")),
     (
         "telemetry",
         (
@@ -329,27 +329,19 @@ def headlines(summary: Summary) -> list[tuple[str, str]]:
     """Return (name, words) in the order they are shown."""
     figures = {
         "s": summary,
-        "news": news_words(summary.merged) or None,
+        "news": news_words(summary.merged),
         "cut_short": summary.cut_short,
-        "left_out": left_out_words(summary.left_out) or None,
-        "labels": tuple(f"{label} {many:,}" for label, _, many in summary.facts.labels[:_LABELS]) or None,
+        "left_out": left_out_words(summary.left_out),
+        "labels": tuple(f"{label} {many:,}" for label, _, many in summary.facts.labels[:_LABELS]),
         "more_labels": len(summary.facts.labels[_LABELS:]),
         "rest": summary.outlook,
-        **_task_figures(summary),
+        "verdicts": ", ".join(f"{many:,} {verdict}" for verdict, many in sorted(summary.tasks_by_verdict.items())),
+        "log": next(iter(summary.completeness.missing_logs), None),
         **_source_figures(summary),
         **_device_figures(summary),
     }
     lines = [(name, "".join(known_texts(templates, figures))) for name, templates in HEADLINES]
     return [(name, words) for name, words in lines if words]
-
-
-def _task_figures(summary: Summary) -> dict[str, Any]:
-    """Return how the tasks ended, and which left no database."""
-    return {
-        "verdicts": ", ".join(f"{many:,} {verdict}" for verdict, many in sorted(summary.tasks_by_verdict.items())),
-        "missing": summary.tasks_missing or None,
-        "log": [*summary.completeness.missing_logs, None][0],
-    }
 
 
 def _source_figures(summary: Summary) -> dict[str, Any]:
@@ -361,7 +353,7 @@ def _source_figures(summary: Summary) -> dict[str, Any]:
         "rows": proof.expected,
         "not_listed": proof.not_listed,
         "strangers": proof.strangers,
-        "names": "; ".join(_name_gaps(summary.facts.recording_names)) or None,
+        "names": "; ".join(_name_gaps(summary.facts.recording_names)),
         "places": place_words(places) if places else None,
     }
 
@@ -371,13 +363,12 @@ def _name_gaps(gaps: NameGaps | None) -> Iterator[str]:
     if gaps is None:
         return
     total = gaps.recordings
-    dated = total - gaps.undated
-    for many, most, gap, example in (
-        (gaps.undated, total, "a date in the name", gaps.undated_example),
-        (gaps.untimed, dated, "a time in the name", gaps.untimed_example),
-        (gaps.no_study_area, total, "a study area in the path", gaps.no_study_area_example),
+    for many, gap, example in (
+        (gaps.undated, "a date in the name", gaps.undated_example),
+        (gaps.untimed, "a time in the name", gaps.untimed_example),
+        (gaps.no_study_area, "a study area in the path", gaps.no_study_area_example),
     ):
-        if 0 < many < most:
+        if 0 < many < total:
             yield f"{many:,} of {total:,} without {gap} (e.g. {example})"
 
 
@@ -388,7 +379,7 @@ def _device_figures(summary: Summary) -> dict[str, Any]:
     states = summary.states if any(task.engine for task in summary.facts.tasks) else {}
     shares = {STATE_WORDS[state]: time.share_percent or 0.0 for state, time in states.items()}
     return {
-        "use": tuple(f"{state} {share_words(share)}" for state, share in shares.items() if share >= 0.5) or None,
+        "use": tuple(f"{state} {share_words(share)}" for state, share in shares.items() if share >= 0.5),
         "joules": kwh and kwh * 3600,
         "bill": summary.bill,
         "cost": cost if cost.tries else None,
