@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from badcjobs.model import CHARTED, ChartData, not_none
 from badcjobs.report import job_tables as tables
 from badcjobs.report.summary import STATE_WORDS, Finding, Summary, count_devices
-from badcjobs.report.tables import Table, table_html
+from badcjobs.report.tables import table_html
 from badcjobs.report.verdict import MOST_FINDINGS, Verdict, bar, headlines, no_findings_words, verdict_of
 from badcjobs.version import __version__
 from badcjobs.words import count, escape, number, period, share_words
@@ -142,15 +142,9 @@ def _sections(summary: Summary, data: ChartData | None, drawn: Charts | None) ->
     yield _durations(summary, drawn)
     for part in tables.page_tables(summary):
         table = part.table
-        body = _table(table, part.about, part.empty)
+        body = table_html(table) if table.rows else paragraph(part.empty)
         yield Section(part.section, part.heading, body, table.of or len(table.rows), folded=True)
     yield _settings(summary, data)
-
-
-def _table(table: Table, about: str, empty: str) -> str:
-    """Return a table with the text above it; without rows, the text for an empty table."""
-    body = paragraph(about, "quiet") if about else ""
-    return body + (table_html(table) if table.rows else paragraph(empty))
 
 
 def _numbers(summary: Summary) -> Section:
@@ -272,13 +266,14 @@ def _seconds(value: float) -> str:
 
 def _settings(summary: Summary, data: ChartData | None) -> Section:
     table = tables.setting_table(summary.facts.last_settings)
-    about = "The settings of the task that started last." if table.rows else ""
+    if not table.rows:
+        return Section("settings", "Settings", paragraph("The tasks have not recorded their settings."), folded=True)
+    about = "The settings of the task that started last."
     if data is not None and data.sets_of_settings > 1:
         about += f" The tasks of this job have {data.sets_of_settings:,} different sets."
     if data is not None and data.versions:
         about += f" The tasks ran badcjobs {', '.join(data.versions)}."
-    body = _table(table, about, "The tasks have not recorded their settings.")
-    return Section("settings", "Settings", body, folded=True)
+    return Section("settings", "Settings", paragraph(about, "quiet") + table_html(table), folded=True)
 
 
 # --- the parts of every page ------------------------------------------------------------------------------------------

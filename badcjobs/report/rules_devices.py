@@ -11,7 +11,6 @@ from badcjobs.report.rules import NOTE, PROBLEM, WARNING, Cases, Rule, labels, n
 from badcjobs.report.summary import Summary, count_devices
 from badcjobs.store.connect import grouped
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
-from badcjobs.words import count, number
 
 # --- hardware that failed ---------------------------------------------------------------------------------------------
 
@@ -71,77 +70,46 @@ def _broken(facts: JobFacts, summary: Summary) -> Cases:
         }
 
 
-# --- lowered clocks ---------------------------------------------------------------------------------------------------
+# --- heat -------------------------------------------------------------------------------------------------------------
 
 _THROTTLED_S = 60.0
-_THROTTLED_SHARE = 0.05
-# Large GPUs often reach their power limit; it matters if the clock falls far.
-_CAPPED = 0.3
-_CAPPED_CLOCK = 0.8
-_THROTTLED = Rule(
-    "throttled_thermal",
-    WARNING,
-    when="heat",
-    says="{many:count GPU} reduced {many:its|their} clock because of heat.",
-    evidence=(
-        "{of_time} of {seen_s:gpu_time} with a reduced clock",
-        "highest temperature: {hottest} °C",
-        "{spread}",
-    ),
-    fix="Ask the site to check the cooling of {nodes:this node|these nodes}.",
-)
+_THROTTLED = 0.05
 
 
 @topic(
-    _THROTTLED,
-    _THROTTLED._replace(
-        kind="throttled_power",
-        when="",
-        says="{many:count GPU} reduced {many:its|their} clock to save power.",
-        evidence=(_THROTTLED.evidence[0], "power limit: {limit} W", "{spread}"),
-        fix="Either the site has set a low power limit, or the power supply is overloaded. Ask the site.",
-    ),
+    Rule(
+        "throttled_thermal",
+        WARNING,
+        says="{many:count GPU} reduced {many:its|their} clock because of heat.",
+        evidence=(
+            "{of_time} of {seen_s:gpu_time} with a reduced clock",
+            "highest temperature: {hottest} °C",
+            "{spread}",
+        ),
+        fix="Ask the site to check the cooling of {nodes:this node|these nodes}.",
+    )
 )
 def _throttled(facts: JobFacts, summary: Summary) -> Cases:
-    for samples_of in (_samples_slowed_by_heat, _samples_slowed_to_save_power):
-        slowed = []
-        slowed_s = 0.0
-        for device in facts.devices:
-            span_s = device.span_s or 0.0
-            its_s = samples_of(device) / max(1, device.samples) * span_s
-            if its_s >= max(_THROTTLED_S, _THROTTLED_SHARE * span_s):
-                slowed.append(device)
-                slowed_s += its_s
-        if not slowed:
-            continue
-        seen_s = sum(device.span_s or 0.0 for device in slowed)
-        yield {
-            "heat": samples_of is _samples_slowed_by_heat,
-            "many": count_devices(slowed),
-            "of_time": share(slowed_s, seen_s),
-            "seen_s": seen_s,
-            "hottest": max(not_none(device.temperature_max_c for device in slowed), default=None),
-            "limit": min((round(device.power_limit_w) for device in slowed if device.power_limit_w), default=None),
-            "subjects": labels(slowed),
-            **node_figures((device.node for device in slowed), facts),
-        }
-
-
-def _samples_slowed_by_heat(device: DeviceFacts) -> int:
-    slowed = device.throttled
-    return max(slowed.get("sw_thermal_slowdown", 0), slowed.get("hw_thermal_slowdown", 0))
-
-
-def _samples_slowed_to_save_power(device: DeviceFacts) -> int:
-    slowed = device.throttled
-    # hw_slowdown is set together with its reason; without heat it protects the power supply.
-    without_heat = slowed.get("hw_slowdown", 0) - slowed.get("hw_thermal_slowdown", 0)
-    samples = max(slowed.get("hw_power_brake", 0), without_heat)
-    capped = slowed.get("sw_power_cap", 0)
-    clock = device.metrics.get("sm_clock_mhz")
-    if clock is None or clock.p50 >= _CAPPED_CLOCK * clock.maximum or capped < _CAPPED * device.samples:
-        return samples
-    return max(samples, capped)
+    slowed = []
+    slowed_s = 0.0
+    for device in facts.devices:
+        span_s = device.span_s or 0.0
+        samples = max(device.throttled.get(f"{side}_thermal_slowdown", 0) for side in ("sw", "hw"))
+        its_s = samples / max(1, device.samples) * span_s
+        if its_s >= max(_THROTTLED_S, _THROTTLED * span_s):
+            slowed.append(device)
+            slowed_s += its_s
+    if not slowed:
+        return
+    seen_s = sum(device.span_s or 0.0 for device in slowed)
+    yield {
+        "many": count_devices(slowed),
+        "of_time": share(slowed_s, seen_s),
+        "seen_s": seen_s,
+        "hottest": max(not_none(device.temperature_max_c for device in slowed), default=None),
+        "subjects": labels(slowed),
+        **node_figures((device.node for device in slowed), facts),
+    }
 
 
 # --- other processes --------------------------------------------------------------------------------------------------
@@ -288,7 +256,6 @@ _GAPS = Rule(
     evidence=(
         "{total_s:gpu_time} of {all_s:gpu_time} without readings",
         "{blind:whole?} of {followed:count device} of the tasks without any reading",
-        "{reasons}",
     ),
     fix="The numbers of these devices cover only the rest of the time.",
 )
@@ -311,7 +278,6 @@ def _gaps(facts: JobFacts, summary: Summary) -> Cases:
     if total_s < max(_GAP_S, _GAP * all_s):
         return
     blind = sum(not device.samples for device in followed)
-    gaps = [gap for gap in facts.gaps if gap.metric is None][:3]
     worst_first = sorted(followed, key=lambda device: -gap_s[device.device_id])
     yield {
         "severity": WARNING if blind or total_s > 0.5 * all_s else NOTE,
@@ -320,7 +286,6 @@ def _gaps(facts: JobFacts, summary: Summary) -> Cases:
         "all_s": all_s,
         "blind": blind,
         "followed": len(followed),
-        "reasons": [f"{count(gap.gaps, 'gap')}, {number(gap.seconds, 0)} s: {gap.reason}" for gap in gaps],
         "subjects": labels(device for device in worst_first if gap_s[device.device_id] > 0),
     }
 

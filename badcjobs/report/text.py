@@ -6,7 +6,6 @@ Markdown is for a lab notebook: all text from files is escaped.
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -48,11 +47,6 @@ def wrap(line: str, *, indent: int, width: int = WIDTH, whole_words: bool = True
     )
 
 
-def fit(line: str, width: int = WIDTH) -> str:
-    """Return a line cut to the width."""
-    return beginning(plain(line), width)
-
-
 # --- one job ----------------------------------------------------------------------------------------------------------
 
 
@@ -91,7 +85,7 @@ def summary_text(
 def _title_lines(verdict: Verdict, title: str, *, colour: bool, width: int) -> list[str]:
     """Return the title with the verdict, and a bar of the chunks."""
     room = max(8, width - len(verdict.outcome) - 2)
-    lines = wrap(f"{fit(title, room)}: {verdict.outcome}", indent=2, width=width)
+    lines = wrap(f"{beginning(plain(title), room)}: {verdict.outcome}", indent=2, width=width)
     if colour:
         lines[0] = lines[0].replace(f": {verdict.word}", f": {_painted(verdict.word, verdict.state)}", 1)
     done, failed, left = verdict.chunks
@@ -187,10 +181,7 @@ def _finding_markdown(finding: Finding) -> list[str]:
 
 
 def _code(lines: Sequence[str]) -> str:
-    """Return lines as a code block; the fence is longer than any run of backticks in them."""
-    text = "\n".join(lines)
-    fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
-    return f"{fence}sh\n{text}\n{fence}"
+    return "\n".join(["```sh", *lines, "```"])
 
 
 # --- two jobs side by side --------------------------------------------------------------------------------------------

@@ -247,82 +247,58 @@ def _finish_steps(summary: Summary) -> Steps:
 
 _LABELS = 5  # the most frequent ones
 # Name → templates; a headline is left out if all of its templates are.
-HEADLINES = (
-    (
-        "tasks",
-        (
-            "{s.tasks:whole} ({verdicts})",
-            "; no database from array index {s.tasks_missing:indices?}",
-            " (see {log})",
-        ),
+HEADLINES = {
+    "tasks": (
+        "{s.tasks:whole} ({verdicts})",
+        "; no database from array index {s.tasks_missing:indices?}",
+        " (see {log})",
     ),
-    ("merged", ("{news:?}",)),
-    ("submit", ("{cut_short.what}",)),
-    (
-        "chunks",
-        (
-            "{s.facts.tries:count try tries?}",
-            "; {s.facts.conflicts:whole?} done more than once, the last result counts",
-            " ({s.facts.restarted:whole?} after a node failure)",
-            "; {s.facts.cpu_tries:whole?} on the CPU ({s.audio_hours_on_cpu:two} hours of audio)",
-            "; {s.facts.done_of_unknown_length:whole?} of unknown length",
-        ),
+    "merged": ("{news:?}",),
+    "submit": ("{cut_short.what}",),
+    "chunks": (
+        "{s.facts.tries:count try tries?}",
+        "; {s.facts.conflicts:whole?} done more than once, the last result counts",
+        " ({s.facts.restarted:whole?} after a node failure)",
+        "; {s.facts.cpu_tries:whole?} on the CPU ({s.audio_hours_on_cpu:two} hours of audio)",
+        "; {s.facts.done_of_unknown_length:whole?} of unknown length",
     ),
-    (
-        "source",
-        (
-            "not compared: {why_unknown}",
-            "{rows:count row}",
-            "; {not_listed:whole?} in no task",
-            "; {strangers:count row?} in the job but not in the source",
-        ),
+    "source": (
+        "not compared: {why_unknown}",
+        "{rows:count row}",
+        "; {not_listed:whole?} in no task",
+        "; {strangers:count row?} in the job but not in the source",
     ),
-    ("recordings", ("{names:?}",)),
-    ("places", ("{places}",)),
-    ("left out", ("{left_out:?}",)),
-    ("GPU use", ("{use:list?}",)),
-    (
-        "left",
-        (
-            "about {rest.audio_hours:one?} audio-hours",
-            " and {rest.gpu_hours:one?} GPU-hours",
-            "; about {rest.wall_s:duration?} of running time",
-            "; expected end: about {rest.end_at_ms:moment?}",
-        ),
+    "recordings": ("{names:?}",),
+    "places": ("{places}",),
+    "left out": ("{left_out:?}",),
+    "GPU use": ("{use:list?}",),
+    "left": (
+        "about {rest.audio_hours:one?} audio-hours",
+        " and {rest.gpu_hours:one?} GPU-hours",
+        "; about {rest.wall_s:duration?} of running time",
+        "; expected end: about {rest.end_at_ms:moment?}",
     ),
-    (
-        "energy",
-        (
-            "{s.kwh_per_1000_audio_hours:two?} kWh per 1,000 audio-hours",
-            " ({joules:round} J per audio-hour)",
-        ),
+    "energy": (
+        "{s.kwh_per_1000_audio_hours:two?} kWh per 1,000 audio-hours",
+        " ({joules:round} J per audio-hour)",
     ),
-    (
-        "bill",
-        (
-            "{bill.units_per_1000_audio_hours:one?} units per 1,000 audio-hours",
-            "; with --gpus-per-node={bill.advised_gpus} --cpus-per-task={bill.advised_cpus}"
-            " --mem={bill.advised_mem_gb}G it would have been {bill.advised_units_per_1000_audio_hours:one?}",
-        ),
+    "bill": (
+        "{bill.units_per_1000_audio_hours:one?} units per 1,000 audio-hours",
+        "; with --gpus-per-node={bill.advised_gpus} --cpus-per-task={bill.advised_cpus}"
+        " --mem={bill.advised_mem_gb}G it would have been {bill.advised_units_per_1000_audio_hours:one?}",
     ),
-    (
-        "per chunk",
-        (
-            "{cost.gpu_s_mean:two} GPU-seconds (p50 {cost.gpu_s_p50:two}, p95 {cost.gpu_s_p95:two},"
-            " max {cost.gpu_s_max:two})",
-            "; {cost.energy_j_mean:one?} J (p50 {cost.energy_j_p50:one}, p95 {cost.energy_j_p95:one},"
-            " max {cost.energy_j_max:one})",
-        ),
+    "per chunk": (
+        "{cost.gpu_s_mean:two} GPU-seconds (p50 {cost.gpu_s_p50:two}, p95 {cost.gpu_s_p95:two},"
+        " max {cost.gpu_s_max:two})",
+        "; {cost.energy_j_mean:one?} J (p50 {cost.energy_j_p50:one}, p95 {cost.energy_j_p95:one},"
+        " max {cost.energy_j_max:one})",
     ),
-    ("detections", ("{labels:list?}", " and {more_labels:count other_label?}")),
-    (
-        "telemetry",
-        (
-            "{samples:count sample}, {gaps}",
-            "; off in {s.tasks_without_telemetry:count task?} (--no-emit-gpu-telemetry)",
-        ),
+    "detections": ("{labels:list?}", " and {more_labels:count other_label?}"),
+    "telemetry": (
+        "{samples:count sample}, {gaps}",
+        "; off in {s.tasks_without_telemetry:count task?} (--no-emit-gpu-telemetry)",
     ),
-)
+}
 
 
 def headlines(summary: Summary) -> list[tuple[str, str]]:
@@ -340,7 +316,7 @@ def headlines(summary: Summary) -> list[tuple[str, str]]:
         **_source_figures(summary),
         **_device_figures(summary),
     }
-    lines = [(name, "".join(known_texts(templates, figures))) for name, templates in HEADLINES]
+    lines = [(name, "".join(known_texts(templates, figures))) for name, templates in HEADLINES.items()]
     return [(name, words) for name, words in lines if words]
 
 
