@@ -200,10 +200,8 @@ def _find_mistakes(order: ExportOrder, database: Path) -> Iterator[str]:
     }
     if order.tables:
         yield from (f"{name} is for detections: not with --table" for name in filters if filters[name])
-    if order.form in _OWN_FORMATS and order.tables:
-        yield f"--format {order.form} has its own files: it takes no --table"
-    if order.form in _OWN_FORMATS and order.by_study_area:
-        yield f"--format {order.form} has its own files: it takes no --by-study-area"
+    if order.form in _OWN_FORMATS and (order.tables or order.by_study_area):
+        yield f"--format {order.form} has its own files: it takes neither --table nor --by-study-area"
     if "" in order.species:
         yield "--species contains an empty name"
     if order.min_score is not None and not math.isfinite(order.min_score):

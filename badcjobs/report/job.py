@@ -114,32 +114,26 @@ def summarize_database(
         findings=find(summary),
         merged=replace(facts.merged, command=merge_again(database, facts.file_folders, facts.merged)),
         cut_short=next(iter(not_none(map(find_cut_short, runs))), None),  # its array may be in the queue
-        place=str(_place(database)),
-        bill=_bill(facts, runs, billing or _billing_of([database.parent, *runs])),
+        place=_place(database),
+        bill=_bill(facts, [database.parent, *runs], billing),
     )
 
 
-def _place(database: Path) -> Path:
+def _place(database: Path) -> str:
     """Return the run folder or, for a job database elsewhere, the file: for commands."""
     place = database.parent if database.name == "job.sqlite" else database
-    return place.absolute()
-
-
-def _billing_of(runs: Iterable[Path]) -> Billing | None:
-    """Return the weights of the site for which a run was submitted."""
-    for run in runs:
-        with suppress(BadInput):
-            frozen = FrozenRun.read(RunFolder(run).run_toml)
-            if frozen is not None and frozen.billing:
-                return frozen.billing
-    return None
+    return str(place.absolute())
 
 
 def _bill(facts: JobFacts, runs: Sequence[Path], billing: Billing | None) -> Bill | None:
-    """Return the bill of the tasks that ran under Slurm: of nothing else is anything billed."""
+    """Return the bill of the tasks that ran under Slurm, by default with the weights that their run has recorded."""
+    for run in runs:
+        with suppress(BadInput):
+            frozen = FrozenRun.read(RunFolder(run).run_toml)
+            billing = billing or (frozen and frozen.billing)
     jobs = {task.job_id for task in facts.tasks if not task.is_local}
-    local_arrays = {job for job in jobs if any(rows_in(run, job).exists() for run in runs)}
-    tasks = tuple(task for task in facts.tasks if task.job_id in jobs - local_arrays)
+    emulated = {job for job in jobs if any(rows_in(run, job).exists() for run in runs)}
+    tasks = tuple(task for task in facts.tasks if task.job_id in jobs - emulated)
     return rules_requests.make_bill(replace(facts, tasks=tasks), billing)
 
 
@@ -154,7 +148,7 @@ def report_job(
         summaries = []
         for opened_job in jobs:
             summary = summarize_database(opened_job.database, progress, clock.now_ms(), ask_queue, **how)
-            summaries.append(replace(summary, place=str(opened_job.place)))
+            summaries.append(replace(summary, place=opened_job.place))
         comparison = None
         if beside is not None:
             titles = [opened_job.title for opened_job in jobs]
@@ -170,7 +164,7 @@ class _OpenedJob(NamedTuple):
 
     database: Path
     title: str
-    place: Path  # for commands
+    place: str  # for commands
 
 
 @contextmanager
@@ -189,7 +183,7 @@ def _open_job(path: Path, clock: Clock) -> Iterator[_OpenedJob]:
                 alone.with_name(alone.name + ending).symlink_to(f"{database.absolute()}{ending}")
         target = alone.with_name(f"{alone.name}.job")
         merge(MergeOrder([alone], target), clock)
-        yield _OpenedJob(target, database.name, database.absolute())
+        yield _OpenedJob(target, database.name, str(database.absolute()))
 
 
 def _holds_job(database: Path) -> bool:

@@ -111,10 +111,6 @@ def _hours(hours: float) -> str:
     return duration(hours * 3600) if hours < 0.1 else f"{number(hours, 2)} h"
 
 
-def _seconds(value: float) -> str:
-    return f"{number(value)} s"
-
-
 def _load(percent: float) -> str:
     """Return a utilization with the word for it."""
     return f"{percent:.0f} % {load_word(percent)}"

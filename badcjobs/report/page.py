@@ -20,7 +20,7 @@ from badcjobs.report.summary import STATE_WORDS, Finding, Summary, count_devices
 from badcjobs.report.tables import table_html
 from badcjobs.report.verdict import MOST_FINDINGS, Verdict, bar, headlines, no_findings_words, verdict_of
 from badcjobs.version import __version__
-from badcjobs.words import count, escape, number, period, share_words
+from badcjobs.words import count, duration, escape, period, share_words
 
 if TYPE_CHECKING:
     from badcjobs.report.charts import Charts
@@ -249,7 +249,7 @@ def _durations(summary: Summary, drawn: Charts | None) -> Section | None:
     took = summary.chunk_s
     if took is None:
         return None
-    p50, p95, longest = map(_seconds, (took.p50, took.p95, took.maximum))
+    p50, p95, longest = map(duration, (took.p50, took.p95, took.maximum))
     tries = count(took.samples, "successful try", "successful tries")
     about = f"{tries}: median {p50}; 95 % took at most {p95}, the longest {longest}."
     body = paragraph(about)
@@ -258,10 +258,6 @@ def _durations(summary: Summary, drawn: Charts | None) -> Section | None:
         body += figure("histogram", drawn.places["histogram"], f"Histogram of the time for one chunk. {about}")
         body += folded("The same in numbers", table_html(bars))
     return Section("durations", "How long chunks took", body)
-
-
-def _seconds(value: float) -> str:
-    return f"{number(value, 1 if value >= 10 else 2)} s"
 
 
 def _settings(summary: Summary, data: ChartData | None) -> Section:

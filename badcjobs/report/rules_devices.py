@@ -70,46 +70,74 @@ def _broken(facts: JobFacts, summary: Summary) -> Cases:
         }
 
 
-# --- heat -------------------------------------------------------------------------------------------------------------
+# --- lowered clocks ---------------------------------------------------------------------------------------------------
 
 _THROTTLED_S = 60.0
-_THROTTLED = 0.05
+_THROTTLED_SHARE = 0.05
+# Large GPUs often reach their power limit; it matters if the clock falls far.
+_CAPPED = 0.3
+_CAPPED_CLOCK = 0.8
+_THROTTLED = Rule(
+    "throttled_thermal",
+    WARNING,
+    when="heat",
+    says="{many:count GPU} reduced {many:its|their} clock because of heat.",
+    evidence=(
+        "{of_time} of {seen_s:gpu_time} with a reduced clock",
+        "highest temperature: {hottest} °C",
+        "power limit: {limit} W",
+        "{spread}",
+    ),
+    fix="Ask the site to check the cooling of {nodes:this node|these nodes}.",
+)
 
 
 @topic(
-    Rule(
-        "throttled_thermal",
-        WARNING,
-        says="{many:count GPU} reduced {many:its|their} clock because of heat.",
-        evidence=(
-            "{of_time} of {seen_s:gpu_time} with a reduced clock",
-            "highest temperature: {hottest} °C",
-            "{spread}",
-        ),
-        fix="Ask the site to check the cooling of {nodes:this node|these nodes}.",
-    )
+    _THROTTLED,
+    _THROTTLED._replace(
+        kind="throttled_power",
+        when="",
+        says="{many:count GPU} reduced {many:its|their} clock to save power.",
+        fix="Either the site has set a low power limit, or the power supply is overloaded. Ask the site.",
+    ),
 )
 def _throttled(facts: JobFacts, summary: Summary) -> Cases:
-    slowed = []
-    slowed_s = 0.0
-    for device in facts.devices:
-        span_s = device.span_s or 0.0
-        samples = max(device.throttled.get(f"{side}_thermal_slowdown", 0) for side in ("sw", "hw"))
-        its_s = samples / max(1, device.samples) * span_s
-        if its_s >= max(_THROTTLED_S, _THROTTLED * span_s):
-            slowed.append(device)
-            slowed_s += its_s
-    if not slowed:
-        return
-    seen_s = sum(device.span_s or 0.0 for device in slowed)
-    yield {
-        "many": count_devices(slowed),
-        "of_time": share(slowed_s, seen_s),
-        "seen_s": seen_s,
-        "hottest": max(not_none(device.temperature_max_c for device in slowed), default=None),
-        "subjects": labels(slowed),
-        **node_figures((device.node for device in slowed), facts),
-    }
+    for samples_of in (_samples_slowed_by_heat, _samples_slowed_to_save_power):
+        slowed = []
+        slowed_s = 0.0
+        for device in facts.devices:
+            span_s = device.span_s or 0.0
+            its_s = samples_of(device) / max(1, device.samples) * span_s
+            if its_s >= max(_THROTTLED_S, _THROTTLED_SHARE * span_s):
+                slowed.append(device)
+                slowed_s += its_s
+        if not slowed:
+            continue
+        seen_s = sum(device.span_s or 0.0 for device in slowed)
+        yield {
+            "heat": samples_of is _samples_slowed_by_heat,
+            "many": count_devices(slowed),
+            "of_time": share(slowed_s, seen_s),
+            "seen_s": seen_s,
+            "hottest": max(not_none(device.temperature_max_c for device in slowed), default=None),
+            "limit": min((round(device.power_limit_w) for device in slowed if device.power_limit_w), default=None),
+            "subjects": labels(slowed),
+            **node_figures((device.node for device in slowed), facts),
+        }
+
+
+def _samples_slowed_by_heat(device: DeviceFacts) -> int:
+    slowed = device.throttled
+    return max(slowed.get("sw_thermal_slowdown", 0), slowed.get("hw_thermal_slowdown", 0))
+
+
+def _samples_slowed_to_save_power(device: DeviceFacts) -> int:
+    samples = device.throttled.get("hw_power_brake", 0)
+    capped = device.throttled.get("sw_power_cap", 0)
+    clock = device.metrics.get("sm_clock_mhz")
+    if clock is None or clock.p50 >= _CAPPED_CLOCK * clock.maximum or capped < _CAPPED * device.samples:
+        return samples
+    return max(samples, capped)
 
 
 # --- other processes --------------------------------------------------------------------------------------------------

@@ -58,28 +58,27 @@ def summary_text(
     ``colour`` is for terminals. Tables are in the other forms.
     """
     verdict = verdict_of(summary)
-    worst = summary.findings[:MOST_FINDINGS]
-    lines = [*_title_lines(verdict, title, colour=colour, width=width), ""]
-    lines += [*_labelled_lines(verdict.lines, width), ""]
-    for finding in worst:
-        lines += [*_finding_lines(finding, colour=colour, width=width), ""]
-    if not summary.findings:
-        lines += [*wrap(f"  {no_findings_words(summary)}", indent=2, width=width), ""]
-    lines += [*_labelled_lines(headlines(summary), width), ""]
-    for finding in summary.findings[MOST_FINDINGS:]:
-        lines += [*_finding_lines(finding, colour=colour, width=width), ""]
-
+    findings = [_finding_lines(finding, colour=colour, width=width) for finding in summary.findings]
+    evidence = []
     for finding in summary.findings:
-        evidence = f"  {finding.kind.replace('_', ' ')}: {'; '.join(_evidence(finding))}"
-        lines += wrap(evidence, indent=4, width=width, whole_words=False)
-    if summary.findings:
-        lines.append("")
-    for texts in detail_lists(summary, _MOST):
-        if texts:
-            lines += [*_list_lines(texts, width), ""]
-    if more:
-        lines += [*more, ""]
-    return "\n".join([*lines, *next_lines(verdict, width)]).rstrip()
+        figures = f"  {finding.kind.replace('_', ' ')}: {'; '.join(_evidence(finding))}"
+        evidence += wrap(figures, indent=4, width=width, whole_words=False)
+    return _joined(
+        _title_lines(verdict, title, colour=colour, width=width),
+        _labelled_lines(verdict.lines, width),
+        *(findings[:MOST_FINDINGS] or [wrap(f"  {no_findings_words(summary)}", indent=2, width=width)]),
+        _labelled_lines(headlines(summary), width),
+        *findings[MOST_FINDINGS:],
+        evidence,
+        *(_list_lines(texts, width) for texts in detail_lists(summary, _MOST)),
+        more,
+        next_lines(verdict, width),
+    )
+
+
+def _joined(*blocks: Sequence[str]) -> str:
+    """Return blocks of lines as text, with an empty line between two."""
+    return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
 def _title_lines(verdict: Verdict, title: str, *, colour: bool, width: int) -> list[str]:
@@ -189,18 +188,15 @@ def _code(lines: Sequence[str]) -> str:
 
 def comparison_text(comparison: Comparison, width: int = WIDTH) -> str:
     """Return the comparison as tables with one column for each job."""
-    lines = [*wrap(comparison.conclusion, indent=2, width=width, whole_words=False), ""]
+    blocks = [wrap(comparison.conclusion, indent=2, width=width, whole_words=False)]
     for news, command in news_of(comparison):
-        lines += wrap(f"  {news}", indent=2, width=width)
+        blocks.append(wrap(f"  {news}", indent=2, width=width))
         if command is not None:
-            lines.append(f"    {plain(command)}")
-        lines.append("")
+            blocks[-1].append(f"    {plain(command)}")
     for _, part in comparison_tables(comparison):
-        if isinstance(part, Table):
-            lines += [*map(plain, table_text(part, width)), ""]
-        else:
-            lines += [f"  {part}", ""]
-    return "\n".join(lines).rstrip()
+        lines = table_text(part, width) if isinstance(part, Table) else [f"  {part}"]
+        blocks.append([plain(line) for line in lines])
+    return _joined(*blocks)
 
 
 def comparison_markdown(comparison: Comparison) -> str:
