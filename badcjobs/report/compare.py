@@ -186,7 +186,6 @@ def _about(summary: Summary, title: str) -> Document:
         "models": sorted({device.name for device in summary.devices if device.name}),
         "engines": sorted({task.engine for task in summary.facts.tasks if task.engine}),
         "merged": summary.merged,
-        "cut_short": summary.cut_short,
     }
 
 
@@ -199,18 +198,12 @@ def _differences(about: Document, about_other: Document) -> Iterator[str]:
             yield f"{noun} ({', '.join(ours)} against {', '.join(theirs)})"
 
 
-def news_of(comparison: Comparison) -> list[tuple[str, str | None]]:
-    """Return a remark for each job that is out of date or has an interrupted submit, with the command to run."""
-    remarks: list[tuple[str, str | None]] = []
+def news_of(comparison: Comparison) -> Iterator[tuple[str, str | None]]:
+    """Yield a remark for each job that is out of date, with the command to run."""
     for about in (comparison.this, comparison.other):
-        merged = about["merged"]
-        cut_short = about["cut_short"]
-        news = news_words(merged)
+        news = news_words(about["merged"])
         if news:
-            remarks.append((f"The merge of {about['title']}: {news}.", merged.command))
-        if cut_short is not None:
-            remarks.append((f"The run {about['title']}: {cut_short.what}:", cut_short.command))
-    return remarks
+            yield f"The merge of {about['title']}: {news}.", about["merged"].command
 
 
 def comparison_tables(comparison: Comparison) -> Iterator[tuple[str, Table | str]]:

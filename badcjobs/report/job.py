@@ -21,7 +21,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -61,9 +61,14 @@ log = logging.getLogger(__name__)
 
 
 def finish_job(
-    order: MergeOrder, clock: Clock, *, remove_merged: bool = False, ask_queue: AskQueue = not_asked,
-    reading_source: Progress = lambda rows: None, **how: Any,
-) -> FinishedJob:  # fmt: skip
+    order: MergeOrder,
+    clock: Clock,
+    *,
+    remove_merged: bool = False,
+    ask_queue: AskQueue = not_asked,
+    reading_source: Progress = lambda rows: None,
+    **how: Any,
+) -> FinishedJob:
     """Merge task databases into a job database, summarise it (how: see ``summarize_database``), write its page.
 
     A page that cannot be written is not an error: the numbers are safe in the job database.
@@ -95,9 +100,14 @@ def _why_none(inputs: Sequence[Path], error: NoTaskDatabases) -> DatabaseProblem
 
 
 def summarize_database(
-    database: Path, progress: Progress = lambda rows: None, now_ms: int | None = None,
-    ask_queue: AskQueue = not_asked, *, readings: bool = True, billing: Billing | None = None,
-) -> Summary:  # fmt: skip
+    database: Path,
+    progress: Progress = lambda rows: None,
+    now_ms: int | None = None,
+    ask_queue: AskQueue = not_asked,
+    *,
+    readings: bool = True,
+    billing: Billing | None = None,
+) -> Summary:
     """Return all numbers of a job database, and the findings; ``now_ms``: see ``summarize``.
 
     ``readings``: also the last of each device, which only JSON and metrics show. ``billing``: None: that of the run.
@@ -130,7 +140,8 @@ def _bill(facts: JobFacts, runs: Sequence[Path], billing: Billing | None) -> Bil
     for run in runs:
         with suppress(BadInput):
             frozen = FrozenRun.read(RunFolder(run).run_toml)
-            billing = billing or (frozen and frozen.billing)
+            if billing is None and frozen is not None:
+                billing = frozen.billing
     jobs = {task.job_id for task in facts.tasks if not task.is_local}
     emulated = {job for job in jobs if any(rows_in(run, job).exists() for run in runs)}
     tasks = tuple(task for task in facts.tasks if task.job_id in jobs - emulated)
@@ -139,9 +150,13 @@ def _bill(facts: JobFacts, runs: Sequence[Path], billing: Billing | None) -> Bil
 
 @contextmanager
 def report_job(
-    job: Path, clock: Clock, beside: Path | None = None, progress: Progress = lambda rows: None,
-    ask_queue: AskQueue = not_asked, **how: Any,
-) -> Iterator[ReportedJob]:  # fmt: skip
+    job: Path,
+    clock: Clock,
+    beside: Path | None = None,
+    progress: Progress = lambda rows: None,
+    ask_queue: AskQueue = not_asked,
+    **how: Any,
+) -> Iterator[ReportedJob]:
     """Summarise a job, a task database or a recording, and compare it with another; how: see ``summarize_database``."""
     with ExitStack() as opened:
         jobs = [opened.enter_context(_open_job(path, clock)) for path in (job, beside) if path is not None]
@@ -230,12 +245,24 @@ def list_findings() -> str:
 def list_keys() -> str:
     """Return the keys of the JSON documents, for the guide: the document, then what its lists and tables hold."""
     classes = {
-        "completeness": read_model.Completeness, "states": StateSummary, "chunk_s, metrics": read_model.MetricFacts,
-        "chunk_cost": read_model.CostFacts, "outlook": Outlook, "findings": Finding, "alerts": read_model.AlertFacts,
-        "errors": read_model.ErrorFacts, "gaps": read_model.GapFacts, "failed_chunks": read_model.FailedChunk,
-        "recording_names": NameGaps, "merged": read_model.Freshness, "cut_short": CutShort, "--compare": Comparison,
-        "places": PlaceCounts, "figures": Figure, "bill": Bill,
-    }  # fmt: skip
+        "completeness": read_model.Completeness,
+        "states": StateSummary,
+        "chunk_s, metrics": read_model.MetricFacts,
+        "chunk_cost": read_model.CostFacts,
+        "outlook": Outlook,
+        "findings": Finding,
+        "alerts": read_model.AlertFacts,
+        "errors": read_model.ErrorFacts,
+        "gaps": read_model.GapFacts,
+        "failed_chunks": read_model.FailedChunk,
+        "recording_names": NameGaps,
+        "merged": read_model.Freshness,
+        "cut_short": CutShort,
+        "--compare": Comparison,
+        "places": PlaceCounts,
+        "figures": Figure,
+        "bill": Bill,
+    }
     parts = {"(top level)": KEYS, "task_list": TASK_KEYS, "devices": DEVICE_KEYS}
     parts |= {name: tuple(field.name for field in fields(kind)) for name, kind in classes.items()}
     parts["completeness"] += ("complete",)
@@ -331,8 +358,7 @@ def _rank(finding: Finding) -> tuple[int, float]:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedJob:
+class FinishedJob(NamedTuple):
     """The result of merging a job."""
 
     database: Path
@@ -350,8 +376,7 @@ class FinishedJob:
         return {**document_of(self.summary, streamed=streamed), "files": files, "removed": removed}
 
 
-@dataclass(frozen=True, slots=True)
-class ReportedJob:
+class ReportedJob(NamedTuple):
     """The result of ``badcjobs report`` in every form; with a comparison, of both jobs."""
 
     database: Path

@@ -10,9 +10,8 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from badcjobs.model import CHARTED, ChartData, not_none
 from badcjobs.report import job_tables as tables
@@ -283,8 +282,7 @@ NO_CHARTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """A part of the page with its own heading."""
 
     name: str  # stable: the anchor #name

@@ -225,7 +225,7 @@ def labels(devices: Iterable[DeviceFacts]) -> list[str]:
     return names
 
 
-def node_figures(nodes: Iterable[str], facts: JobFacts) -> dict[str, Any]:
+def node_figures(nodes: Iterable[str], facts: JobFacts) -> Figures:
     """Return the nodes, and those to exclude; if there are too many, a remark instead."""
     at = frozenset(nodes)
     everywhere = len({task.node for task in facts.tasks} | {device.node for device in facts.devices})

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from badcjobs.model import TaskKey, not_none
 from badcjobs.model.decisions import Code
 from badcjobs.report.progress import KILLED, RUNNING, SILENT
-from badcjobs.report.rules import NOTE, PROBLEM, WARNING, Cases, Rule, severity_of, share, topic
+from badcjobs.report.rules import NOTE, PROBLEM, WARNING, Cases, Figures, Rule, severity_of, share, topic
 from badcjobs.report.rules_requests import needed_more
 from badcjobs.report.summary import Summary, chunk_name
 from badcjobs.store.connect import grouped
@@ -68,7 +67,7 @@ def _missing(facts: JobFacts, summary: Summary) -> Cases:
 _CONTINUED = "Nothing to do about these tasks: other attempts have taken over their work."
 
 
-def _unended(tasks: Sequence[TaskFacts], facts: JobFacts, summary: Summary) -> dict[str, Any]:
+def _unended(tasks: Sequence[TaskFacts], facts: JobFacts, summary: Summary) -> Figures:
     """Return what is left of the work of these tasks, and whether other tasks continue it."""
     return {
         "many": len(tasks),

@@ -16,6 +16,7 @@ from badcjobs.report.rules import (
     NOTE,
     WARNING,
     Cases,
+    Figures,
     Rule,
     after_start_up,
     busy_share,
@@ -36,7 +37,6 @@ from badcjobs.workers.engines import traits_of
 LEAST_S = 120.0  # of GPU time: less does not show how busy a device can be
 _LEAST_SHARE = 0.1  # of the GPU time of the job: a last, short task does not count
 _ALL_CORES = 0.85
-_SPARE_CORES = 0.5
 _AT_WORK = 0.65  # of a core per worker: an engine that waits uses about 0.5, one at its limit about 0.8
 _PROGRAM_S = 60.0  # a program that takes longer than this per chunk spends its time on work, not on starting
 _GOOD_TASK_S = 1800.0
@@ -212,7 +212,7 @@ def _granted_s(groups: Sequence[_Group]) -> float:
 # --- the main cause ---------------------------------------------------------------------------------------------------
 
 
-def _loss(cause: str, by_cause: Mapping[str, float], groups: Sequence[_Group], facts: JobFacts) -> dict[str, Any]:
+def _loss(cause: str, by_cause: Mapping[str, float], groups: Sequence[_Group], facts: JobFacts) -> Figures:
     """Return the figures that the rules need."""
     tasks = [group.task for group in groups]
     devices = [device for group in groups for device in group.devices]
@@ -291,8 +291,6 @@ def _cause_of_idle_work(group: _Group, facts: JobFacts) -> str:
         return "low_busy"
     if task.cpus and cpu >= _ALL_CORES * task.cpus:
         return "cpu_bound"
-    if task.cpus and task.cpus >= 2 and task.cpus - cpu < _SPARE_CORES:
-        return "cpu_bound"
     # The share of the time after start-up in which devices had a chunk.
     working_s = sum(device.state_s.get("working", 0.0) for device in group.devices)
     begun_s = sum(after_start_up(device).total_s for device in group.devices)
@@ -309,7 +307,7 @@ def _reasons(facts: JobFacts, codes: Collection[Code]) -> list[str]:
     return [decision.reason for decision in facts.decisions if decision.code in codes]
 
 
-def _start_up_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> dict[str, Any]:
+def _start_up_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> Figures:
     """Return how long engine starts and chunks took, and the array size that starts fewer engines."""
     starting_s = sum(device.state_s.get("start_up", 0.0) for device in devices)
     array_tasks = len({(task.job_id, task.array_index) for task in facts.tasks})
@@ -326,7 +324,7 @@ def _start_up_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts]
     }
 
 
-def _request_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts]) -> dict[str, Any]:
+def _request_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts]) -> Figures:
     """Return how busy the cores were, and how many cores or GPUs to request where the GPUs wait for cores."""
     granted = max(task.cpus or 0 for task in tasks)
     gpus = max(task.devices or 0 for task in tasks)
@@ -344,7 +342,7 @@ def _request_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts])
     return figures
 
 
-def _worker_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> dict[str, Any]:
+def _worker_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> Figures:
     """Return the workers, the memory for more of them, and the result of trying more."""
     workers = sum(task.workers or 1 for task in tasks)
     requested = max(task.memory_limit_bytes or 0 for task in tasks)

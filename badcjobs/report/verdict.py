@@ -7,14 +7,13 @@ summary (``verdict_of``); the live views from what they know while tasks run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from badcjobs.model import NameGaps, load_word
 from badcjobs.paths import shell_line
 from badcjobs.report.progress import RUNNING
-from badcjobs.report.rules import busy_share, known_texts
+from badcjobs.report.rules import Figures, busy_share, known_texts
 from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, Summary
 from badcjobs.sources.mistakes import left_out_words
 from badcjobs.sources.places import place_words
@@ -44,8 +43,7 @@ _RESULT = (
 Steps = tuple[tuple[str, str], ...]  # what to do: words (may be empty), a line to paste
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What to read first; every number appears in it once."""
 
     state: str  # done, failed, stopped (work is left), running
@@ -172,7 +170,7 @@ def _judge_tasks(summary: Summary, left_out: int) -> Outcome:
     return Outcome(state, "all done")
 
 
-def _figures(summary: Summary) -> dict[str, object]:
+def _figures(summary: Summary) -> Figures:
     """Return the figures of _COST and _RESULT."""
     busy = busy_share(summary.devices)
     busy_percent = busy and 100 * busy
@@ -320,7 +318,7 @@ def headlines(summary: Summary) -> list[tuple[str, str]]:
     return [(name, words) for name, words in lines if words]
 
 
-def _source_figures(summary: Summary) -> dict[str, Any]:
+def _source_figures(summary: Summary) -> Figures:
     """Return how much of the source is done, and what the paths of its recordings lack."""
     proof = summary.completeness
     places = summary.facts.places
@@ -348,7 +346,7 @@ def _name_gaps(gaps: NameGaps | None) -> Iterator[str]:
             yield f"{many:,} of {total:,} without {gap} (e.g. {example})"
 
 
-def _device_figures(summary: Summary) -> dict[str, Any]:
+def _device_figures(summary: Summary) -> Figures:
     """Return what the devices did and used."""
     cost = summary.chunk_cost
     kwh = summary.kwh_per_1000_audio_hours

@@ -305,9 +305,8 @@ def pairs():
         this, _, other = facts.partition(" // ")
         found[name] = pair(PAIRED.read(this), PAIRED.read(other or "job()"))
     command = f"badcjobs merge {'/scratch' * 20}/june"
-    cut = replace(summarize(JOB), cut_short=CutShort("a submit was cut short here", "badcjobs submit m.csv"))
     return {
-        **found, "cut short": pair(cut),
+        **found,
         "out of date": pair(JOB, replace(summarize(JOB), merged=Freshness(START_MS, changed=2, command=command))),
         "nasty names": pair(JOB, JOB, "/scratch/lab/" + "long/" * 30, NASTY),
     }  # fmt: skip
@@ -328,7 +327,7 @@ def test_what_is_said_of_other_pairs(pages):
         assert all(line.isprintable() for line in text)
         lines = list(difflib.unified_diff(usual, text, n=0, lineterm=""))[2:]
         said += [f"## {name}", *(line for line in lines if line.startswith("+"))]
-        if name in ("out of date", "cut short", "no settings", "nasty names"):
+        if name in ("out of date", "no settings", "nasty names"):
             notebook += [f"## {name}", *report.comparison_markdown(comparison).splitlines()[:6], "…"]
     pages({"compare.txt": "\n".join(said), "compare.md": "\n".join(notebook)})
 
