@@ -445,7 +445,10 @@ def _rows(uri: str | None, sql: str, *values: object) -> list[tuple[Any, ...]]:
         return []  # no samples yet, or the file cannot be read
 
 
+_FIGURES = ("samples", "min", "mean", "p50", "p95", "max")
+
+
 def _figures(counts: Mapping[float, int]) -> dict[str, float | None]:
     if not counts:
-        return {"samples": 0, "min": None, "mean": None, "p50": None, "p95": None, "max": None}
-    return dict(zip(("samples", "min", "mean", "p50", "p95", "max"), distribution(counts), strict=True))
+        return {**dict.fromkeys(_FIGURES), "samples": 0}
+    return dict(zip(_FIGURES, distribution(counts), strict=True))

@@ -149,11 +149,7 @@ def _find_frozen(beside: Path, file_folders: Sequence[str]) -> list[tuple[RunFol
 
 def _read_frozen(run: RunFolder) -> FrozenRun | None:
     frozen = FrozenRun.read(run.run_toml)
-    if frozen is None:
-        return None
-    source = frozen.settings.get("source")
-    root = frozen.settings.get("root", "")
-    if not isinstance(source, tuple) or not all(isinstance(path, str) for path in (*source, root)):
+    if frozen is not None and not frozen.settings.get("source"):
         raise BadInput(f"{run.run_toml} has no source")
     return frozen
 
@@ -350,7 +346,7 @@ def find_remarks(db: sqlite3.Connection, database: Path, progress: Progress) -> 
 
 def merge_again(database: Path, file_folders: Sequence[str], merged: Freshness) -> str | None:
     """Return the command that brings a job database up to date; None: there is nothing to merge here."""
-    if merged == Freshness(merged.as_of_ms, gone=merged.gone, closed=merged.closed):
+    if not (merged.changed or merged.new):
         return None
     if database.name == "job.sqlite" and tuple(file_folders) == ("tasks",):
         return shell_line("badcjobs", "merge", database.parent)

@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields, replace
-from itertools import zip_longest
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import fill
@@ -236,9 +235,11 @@ def list_findings() -> str:
     """Return all kinds of findings with what they say, for the guide."""
     sentences = grouped((rule.kind, general_words(rule.says)) for _, rules in _TOPICS for rule in rules)
     lines = []
-    for kind in KINDS:
-        for name, sentence in zip_longest([kind], dict.fromkeys(sentences[kind]), fillvalue=""):
+    for kind, says in sentences.items():
+        name = kind
+        for sentence in dict.fromkeys(says):
             lines.append(f"    {name:<18} {sentence}")
+            name = ""
     return "\n".join(lines)
 
 
@@ -284,16 +285,16 @@ def find(summary: Summary) -> tuple[Finding, ...]:
     """Return the findings about a job, worst first; none contradicts another."""
     candidates = sorted(_candidates(summary), key=lambda candidate: _rank(candidate.finding))
     chosen = _one_per_cause(candidates, summary)
-    if all(task.is_local for task in summary.facts.tasks):  # no Slurm: no node to exclude
-        return tuple(candidate.finding for candidate in chosen)
-
-    # All nodes to exclude go into one line: sbatch uses only the last of several.
-    excluding = [place for place, candidate in enumerate(chosen) if candidate.exclude]
-    findings = [candidate.finding for candidate in chosen]
-    if excluding:
-        nodes = sorted(frozenset[str]().union(*(candidate.exclude for candidate in chosen)))
-        first = findings[excluding[0]]
-        findings[excluding[0]] = replace(first, lines=(*first.lines, f"#SBATCH --exclude={','.join(nodes)}"))
+    nodes = sorted(frozenset[str]().union(*(candidate.exclude for candidate in chosen)))
+    if all(task.is_local for task in summary.facts.tasks):
+        nodes = []  # no Slurm: no node to exclude
+    findings = []
+    for candidate in chosen:
+        finding = candidate.finding
+        if candidate.exclude and nodes:  # all in one line: sbatch uses only the last of several
+            finding = replace(finding, lines=(*finding.lines, f"#SBATCH --exclude={','.join(nodes)}"))
+            nodes = []
+        findings.append(finding)
     return tuple(findings)
 
 
@@ -347,12 +348,10 @@ _OPPOSITE = {"+": "-", "-": "+"}
 
 def _rank(finding: Finding) -> tuple[int, float]:
     """Return the sort key of a finding: missing results first, then what cost most GPU time."""
-    severity = SEVERITIES.index(finding.severity)
-    if finding.gpu_hours is not None:
-        return severity, -finding.gpu_hours
-    if finding.severity == PROBLEM:
-        return severity, -math.inf
-    return severity, 0.0
+    lost_hours = finding.gpu_hours
+    if lost_hours is None:
+        lost_hours = math.inf if finding.severity == PROBLEM else 0.0
+    return SEVERITIES.index(finding.severity), -lost_hours
 
 
 # --- results ----------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from badcjobs.model import LEAST_CPUS, Billing, advised_gb
 from badcjobs.report.progress import NOT_ENDED
@@ -148,7 +148,9 @@ def _unused(facts: JobFacts, summary: Summary) -> Cases:
         own = devices[task.name]
         if task.engine is not None and (task.pending or any(map(was_used, own))):
             granted += own
-            unused += _idle_for_long(own, running=task.state in NOT_ENDED)
+            if task.state in NOT_ENDED:  # its engines may still be starting
+                own = list(map(after_start_up, own))
+            unused += [device for device in own if not was_used(device) and device.total_s >= _UNUSED_S]
     if not unused:
         return
     gpu_s = sum(device.total_s for device in unused)
@@ -162,16 +164,6 @@ def _unused(facts: JobFacts, summary: Summary) -> Cases:
         "used": used,
         "subjects": labels(unused),
     }
-
-
-def _idle_for_long(devices: Iterable[DeviceFacts], *, running: bool) -> list[DeviceFacts]:
-    """Return the devices that were never used; engines of a running task may still be starting."""
-    idle = []
-    for device in devices:
-        idle_s = after_start_up(device).total_s if running else device.total_s
-        if not was_used(device) and idle_s >= _UNUSED_S:
-            idle.append(device)
-    return idle
 
 
 # --- memory, time and cores -------------------------------------------------------------------------------------------

@@ -236,9 +236,13 @@ def _names(chunks: Sequence[FailedChunk]) -> list[str]:
     return [chunk_name(chunk.recording_id, chunk.chunk_id) for chunk in chunks]
 
 
-def _by_class(facts: JobFacts) -> dict[str, list[FailedChunk]]:
-    """Return the failed chunks by error class."""
-    return grouped((chunk.error_class, chunk) for chunk in facts.failed if chunk.status == "failed")
+def _failures(facts: JobFacts) -> dict[str, list[FailedChunk]]:
+    """Return the failed chunks by error class, without the classes that have a finding of their own."""
+    own_findings = {_OOM, "ran_on_cpu"}
+    if any(task.memory_limit_bytes for task in facts.tasks):
+        own_findings.add("host_memory")
+    failed = (chunk for chunk in facts.failed if chunk.status == "failed" and chunk.error_class not in own_findings)
+    return grouped((chunk.error_class, chunk) for chunk in failed)
 
 
 @topic(
@@ -276,7 +280,7 @@ def _poison(facts: JobFacts, summary: Summary) -> Cases:
     )
 )
 def _out_of_memory(facts: JobFacts, summary: Summary) -> Cases:
-    for_good = _by_class(facts)[_OOM]
+    for_good = [chunk for chunk in facts.failed if (chunk.status, chunk.error_class) == ("failed", _OOM)]
     limits = [decision for decision in facts.decisions if decision.code in _LIMITS and "limit_s" in decision.figures]
     learned = []
     shorter = "shorter"
@@ -306,10 +310,9 @@ def _out_of_memory(facts: JobFacts, summary: Summary) -> Cases:
     )
 )
 def _failed(facts: JobFacts, summary: Summary) -> Cases:
-    own_findings = _with_own_finding(facts)
     at_least = "At least " if len(facts.failed) < summary.failed else ""  # only the first thousand are read
-    classes = [(name, chunks) for name, chunks in _by_class(facts).items() if name not in own_findings]
-    for error_class, chunks in sorted(classes, key=lambda pair: -len(pair[1]))[:_MOST_CLASSES]:
+    largest_first = sorted(_failures(facts).items(), key=lambda pair: -len(pair[1]))
+    for error_class, chunks in largest_first[:_MOST_CLASSES]:
         many = len(chunks)
         yield {
             "severity": PROBLEM if many > _MANY * summary.chunks else WARNING,
@@ -322,14 +325,6 @@ def _failed(facts: JobFacts, summary: Summary) -> Cases:
             "at_least": at_least,
             "subjects": _names(chunks),
         }
-
-
-def _with_own_finding(facts: JobFacts) -> set[str]:
-    """Return the error classes that have a finding of their own."""
-    classes = {_OOM, "ran_on_cpu"}
-    if any(task.memory_limit_bytes for task in facts.tasks):
-        classes.add("host_memory")
-    return classes
 
 
 @topic(
@@ -351,7 +346,7 @@ def _failed_tries(facts: JobFacts, summary: Summary) -> Cases:
     all_s = 3600 * summary.gpu_hours
     if worst is None or worst.error_class == _OOM or cost_s < max(_COSTLY_S, _COSTLY * all_s):
         return
-    if _by_class(facts).keys() - _with_own_finding(facts):
+    if _failures(facts):
         return
     yield {
         "cost_s": cost_s,
