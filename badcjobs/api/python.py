@@ -254,7 +254,7 @@ class Recorder:
         self._overwrite = overwrite
         self._on_alert = on_alert
         _check_number("interval_s", interval_s, least=0.01, most=86_400)
-        limits = AlertLimits() if limits is None else limits
+        limits = limits or AlertLimits()
         if not isinstance(limits, AlertLimits):
             raise BadArgument(f"limits={limits!r} is not valid", fix="limits=AlertLimits(temperature_c=80)")
         problems = limits.problems()
@@ -337,7 +337,7 @@ class RecordingSession:
         self._last_stats: Stats | None = None
         self._lock = threading.Lock()  # marks may be written by any thread
         self._over = threading.Event()
-        self._calls = None if on_alert is None else AlertCalls(on_alert)
+        self._calls = on_alert and AlertCalls(on_alert)
         if self._calls is not None:
             options = replace(options, on_alert=self._calls.add)
         self._records, devices = start_recording(self._path, world, options)

@@ -96,8 +96,8 @@ def _with_commands(compared: _Compared, facts: JobFacts, run: RunFolder, frozen:
     to_do = (compared.left - new) or (compared.failed - new)
     indices = () if None in to_do else tuple(sorted(not_none(to_do)))
 
-    last_task = max(facts.tasks, key=lambda task: task.started_at_ms, default=None)
-    trace = find_trace(run.path, last_task.job_id if last_task else "")
+    _, last_job = max(((task.started_at_ms, task.job_id) for task in facts.tasks), default=(0, ""))
+    trace = find_trace(run.path, last_job)
     finish = Finish()
     # Failed chunks alone are worth a command: every run tries them again. The rest may be in files that are not merged.
     all_done = proof.done == _total(proof) and not missing

@@ -317,7 +317,7 @@ def _candidates(summary: Summary) -> Iterator[_Candidate]:
                 advice=say(rule.fix, figures),
                 lines=tuple(lines),
                 subjects=tuple(dict.fromkeys(map(plain, case.get("subjects", ())))),
-                gpu_hours=None if cost_s is None else cost_s / 3600,
+                gpu_hours=cost_s and cost_s / 3600,
             )
             yield _Candidate(finding, rule.wants, case.get("exclude", frozenset()))
 
@@ -371,7 +371,7 @@ class FinishedJob(NamedTuple):
         """Return the document of ``badcjobs merge --json``: the summary, and the state of the files."""
         statuses = Counter(file.status for file in self.merged.files)
         files = {"read_now": self.merged.read, "by_status": dict(sorted(statuses.items()))}
-        removed = None if self.removed is None else asdict(self.removed)
+        removed = self.removed and asdict(self.removed)
         return {**document_of(self.summary, streamed=streamed), "files": files, "removed": removed}
 
 

@@ -328,7 +328,7 @@ def _source_figures(summary: Summary) -> Figures:
         "not_listed": proof.not_listed,
         "strangers": proof.strangers,
         "names": "; ".join(_name_gaps(summary.facts.recording_names)),
-        "places": place_words(places) if places else None,
+        "places": places and place_words(places),
     }
 
 
