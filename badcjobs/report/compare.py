@@ -95,16 +95,15 @@ FIGURES = (
 )
 
 
-def _state_kind(state: str) -> Kind:
-    def share(summary: Summary) -> float | None:
-        if state in summary.states:
-            return summary.states[state].share_percent
-        return 0.0 if summary.states else None
-
-    return Kind(state, STATE_WORDS[state], share_words, find=share, points=True)
+def _share_of(state: str, summary: Summary) -> float | None:
+    if state in summary.states:
+        return summary.states[state].share_percent
+    return 0.0 if summary.states else None
 
 
-_SHARES = tuple(map(_state_kind, STATE_WORDS))
+_SHARES = [
+    Kind(state, name, share_words, find=partial(_share_of, state), points=True) for state, name in STATE_WORDS.items()
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,11 +169,8 @@ def _different_settings(this: Mapping[str, Any], other: Mapping[str, Any]) -> di
     """Return the settings that differ; one that a job does not have (another version ran it) is no difference."""
     ours = flat_settings(this)
     theirs = flat_settings(other)
-    differences = {}
-    for key in sorted(ours.keys() & theirs.keys() - _OF_ONE_RUN):
-        if ours[key] != theirs[key]:
-            differences[key] = {"this": ours[key], "other": theirs[key]}
-    return differences
+    in_both = sorted(ours.keys() & theirs.keys() - _OF_ONE_RUN)
+    return {key: {"this": ours[key], "other": theirs[key]} for key in in_both if ours[key] != theirs[key]}
 
 
 def _about(summary: Summary, title: str) -> Document:

@@ -20,9 +20,7 @@ _NOT_KILLED = frozenset({"COMPLETED", "COMPLETING", "ENDED", "RUNNING", "PENDING
 
 def means_killed(slurm_state: str | None) -> bool:
     """Say whether the Slurm state of a task without a verdict means that it was killed."""
-    if not slurm_state:
-        return False
-    return slurm_state.split()[0] not in _NOT_KILLED
+    return (slurm_state or "ENDED").split()[0] not in _NOT_KILLED
 
 
 def state_of(task: TaskFacts, now_ms: int | None) -> str:
