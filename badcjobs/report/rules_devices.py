@@ -132,8 +132,11 @@ def _samples_slowed_by_heat(device: DeviceFacts) -> int:
 
 
 def _samples_slowed_to_save_power(device: DeviceFacts) -> int:
-    samples = device.throttled.get("hw_power_brake", 0)
-    capped = device.throttled.get("sw_power_cap", 0)
+    slowed = device.throttled
+    # hw_slowdown is set together with its reason; without heat it protects the power supply.
+    without_heat = slowed.get("hw_slowdown", 0) - slowed.get("hw_thermal_slowdown", 0)
+    samples = max(slowed.get("hw_power_brake", 0), without_heat)
+    capped = slowed.get("sw_power_cap", 0)
     clock = device.metrics.get("sm_clock_mhz")
     if clock is None or clock.p50 >= _CAPPED_CLOCK * clock.maximum or capped < _CAPPED * device.samples:
         return samples
