@@ -140,10 +140,10 @@ def _find_frozen(beside: Path, file_folders: Sequence[str]) -> list[tuple[RunFol
         frozen = _read_frozen(run)
         if frozen is not None:
             runs.append((run, frozen))
-        elif len(above) > 1:
-            raise BadInput(f"no run.toml in {run.path}")
     if not runs:
         raise BadInput("no run.toml beside the job database")
+    if len(runs) < len(above):
+        raise BadInput("some of the runs have no run.toml")
     return runs
 
 
