@@ -273,7 +273,7 @@ class Recorder:
         self._overwrite = overwrite
         self._on_alert = on_alert
         _check_number("interval_s", interval_s, least=0.01, most=86_400)
-        limits = AlertLimits() if limits is None else limits
+        limits = limits or AlertLimits()
         if not isinstance(limits, AlertLimits):
             raise BadArgument(f"limits={limits!r} is not valid", fix="limits=AlertLimits(temperature_c=80)")
         problems = limits.problems()
@@ -356,7 +356,7 @@ class RecordingSession:
         self._last_stats: Stats | None = None
         self._lock = threading.Lock()  # marks may be written by any thread
         self._over = threading.Event()
-        self._calls = None if on_alert is None else AlertCalls(on_alert)
+        self._calls = on_alert and AlertCalls(on_alert)
         if self._calls is not None:
             options = replace(options, on_alert=self._calls.add)
         self._records, devices = start_recording(self._path, world, options)
@@ -464,7 +464,10 @@ def _rows(uri: str | None, sql: str, *values: object) -> list[tuple[Any, ...]]:
         return []  # no samples yet, or the file cannot be read
 
 
+_FIGURES = ("samples", "min", "mean", "p50", "p95", "max")
+
+
 def _figures(counts: Mapping[float, int]) -> dict[str, float | None]:
     if not counts:
-        return {"samples": 0, "min": None, "mean": None, "p50": None, "p95": None, "max": None}
-    return dict(zip(("samples", "min", "mean", "p50", "p95", "max"), distribution(counts), strict=True))
+        return {**dict.fromkeys(_FIGURES), "samples": 0}
+    return dict(zip(_FIGURES, distribution(counts), strict=True))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +26,6 @@ from badcjobs.words import natural
 Numbers = npt.NDArray[np.float64]
 _PLACES = {state: place for place, state in enumerate(STATES)}
 MOST_DEVICES = 300  # in the timeline, and one by one
-_BLOCK = 128
 _COLUMNS = 400
 _FEWEST_BARS = 8
 _MOST_BARS = 60
@@ -40,8 +38,8 @@ _NOTES = (  # how the data were reduced, and what was left out; see rules.say
     " reading, so peaks stay visible. The timeline shows the state that lasted longest in an interval; the table below"
     " counts every second.",
     "There are no data over time for {unknown:count device?}.",
-    "{left_out:count device?} not shown one by one: shown are those with failed or lost work, the least busy, and an"
-    " even sample of the others. The charts of all devices together include every device.",
+    "{left_out:count device?} not shown one by one: shown are those with failed or lost work, and the least busy. The"
+    " charts of all devices together include every device.",
 )
 
 
@@ -100,10 +98,7 @@ def _draw_over_time(summary: Summary, data: ChartData) -> tuple[dict[str, Any], 
         "forms": {form.name: [form.bottom, form.top] for form in forms},
         "series": [_packed(f"All {count_devices(known):,} devices together", together, forms), *single],
     }
-    about = {
-        "unknown": len(summary.devices) - len(known),
-        "left_out": len(known) - len(shown),
-    }
+    about = {"unknown": len(summary.devices) - len(known), "left_out": len(known) - len(shown)}
     return drawn, sent, tuple(known_texts(_NOTES, about))
 
 
@@ -200,24 +195,20 @@ def over_all(devices: Iterable[Stretches], from_ms: int, to_ms: int) -> Stretche
     edges = np.linspace(from_ms, to_ms, _COLUMNS + 1)
     nothing = np.outer([np.inf, -np.inf, 0.0, 0.0], np.ones(_COLUMNS))
     totals = {metric: nothing.copy() for metric in CHARTED}
-    rest = iter(devices)
-    while block := list(islice(rest, _BLOCK)):
-        places, column, inside_ms = _touched(block, edges)
-        for metric in CHARTED:
-            envelopes = [stretches.metrics[metric] for stretches in block]
-            low = np.concatenate([envelope.low for envelope in envelopes])[places]
-            mean = np.concatenate([envelope.mean for envelope in envelopes])[places]
-            high = np.concatenate([envelope.high for envelope in envelopes])[places]
+    for device in devices:
+        places, column, inside_ms = _touched(device, edges)
+        for metric, envelope in device.metrics.items():
+            low, mean, high = np.array([envelope.low, envelope.mean, envelope.high])[:, places]
             _add(totals[metric], column, inside_ms, low, mean, high)
     begins = edges[:-1].astype(np.int64).tolist()
     ends = edges[1:].astype(np.int64).tolist()
     return Stretches(begins, ends, (), {metric: _envelope(sums) for metric, sums in totals.items()})
 
 
-def _touched(block: Sequence[Stretches], edges: Numbers) -> tuple[Whole, Whole, Numbers]:
+def _touched(device: Stretches, edges: Numbers) -> tuple[Whole, Whole, Numbers]:
     """Return, for every column that a stretch touches: the place of the stretch, the column, the time in it."""
-    begins = np.concatenate([stretches.from_ms for stretches in block])
-    ends = np.concatenate([stretches.to_ms for stretches in block])
+    begins = np.asarray(device.from_ms)
+    ends = np.asarray(device.to_ms)
     width = edges[1] - edges[0]
     first = np.clip(((begins - edges[0]) // width).astype(np.int64), 0, _COLUMNS - 1)
     last = np.clip(np.ceil((ends - edges[0]) / width).astype(np.int64) - 1, first, _COLUMNS - 1)
@@ -229,7 +220,7 @@ def _touched(block: Sequence[Stretches], edges: Numbers) -> tuple[Whole, Whole, 
 
 
 def _add(totals: Numbers, column: Whole, weight: Numbers, low: Numbers, mean: Numbers, high: Numbers) -> None:
-    """Add the readings of a block: the rows of ``totals`` are smallest, largest, time, and sum over time."""
+    """Add the readings of a device: the rows of ``totals`` are smallest, largest, time, and sum over time."""
     measured = np.isfinite(mean) & (weight > 0)
     column = column[measured]
     weight = weight[measured]
@@ -245,14 +236,9 @@ def _envelope(totals: Numbers) -> Envelope:
 
 
 def choose(devices: Sequence[DeviceFacts], most: int) -> list[DeviceFacts]:
-    """Return the devices to show: all, or those with the most trouble and an even sample of the others."""
-    if len(devices) <= most:
-        return list(devices)
-    ranked = sorted(range(len(devices)), key=lambda place: trouble_rank(devices[place]))
-    chosen = set(ranked[: most // 2])
-    others = [place for place in range(len(devices)) if place not in chosen]
-    chosen.update(others[:: -(-len(others) // (most - len(chosen)))])
-    return [devices[place] for place in sorted(chosen)]
+    """Return the devices to show; if there are too many, those with the most trouble."""
+    worst_first = sorted(range(len(devices)), key=lambda place: trouble_rank(devices[place]))
+    return [devices[place] for place in sorted(worst_first[:most])]
 
 
 def make_histogram(durations_ms: Mapping[int, int]) -> Histogram:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ MANY = ("many", "more", "fewer")
 FAST = ("fast", "faster", "slower")
 LONG = ("long", "longer", "shorter")
 Document = dict[str, Any]  # for --json, or a part of it
-Find = Callable[[Summary], float | None]
+Find = Callable[[Summary], Any]  # returns a number or None
 Say = Callable[[float | None], str]  # writes a figure
 
 
@@ -59,62 +60,50 @@ def _metered(summary: Summary) -> bool:
     return (summary.energy_measured_percent or 0.0) >= NEARLY_ALL
 
 
+def _detection_rate(summary: Summary) -> float | None:
+    return ratio(summary.detections, summary.audio_hours)
+
+
 def _audio_per_chunk(summary: Summary) -> float | None:
     return ratio(summary.audio_hours * 3600, summary.done - summary.facts.done_of_unknown_length)
 
 
-def _plain(digits: int) -> Say:
-    return lambda value: number(value, digits)
-
-
+_JOULES = attrgetter("chunk_cost.energy_j_mean")
+_WHOLE = partial(number, digits=0)
+_TWO = partial(number, digits=2)
 FIGURES = (
-    Kind("times_real_time", "speed (× real time)", _plain(1), FAST, 1, needs=_analysed),
-    Kind("audio_hours_per_gpu_hour", "audio-hours per GPU-hour", _plain(1), MUCH, 1, needs=_analysed),
-    Kind("devices_at_once", "GPUs in use, on average", _plain(1), MANY),
-    Kind("tasks", "task attempts", _plain(0), MANY),
-    Kind("chunks_done", "chunks done", _plain(0), MANY, find=lambda s: s.done),
-    Kind("chunks_failed", "chunks failed", _plain(0), MANY, find=lambda s: s.failed),
-    Kind("tries_per_chunk", "tries per chunk done", _plain(2), MANY, -1, lambda s: ratio(s.facts.tries, s.done)),
-    Kind("audio_hours", "audio-hours", _plain(2)),
+    Kind("times_real_time", "speed (× real time)", number, FAST, 1, needs=_analysed),
+    Kind("audio_hours_per_gpu_hour", "audio-hours per GPU-hour", number, MUCH, 1, needs=_analysed),
+    Kind("devices_at_once", "GPUs in use, on average", number, MANY),
+    Kind("tasks", "task attempts", _WHOLE, MANY),
+    Kind("chunks_done", "chunks done", _WHOLE, MANY, find=attrgetter("done")),
+    Kind("chunks_failed", "chunks failed", _WHOLE, MANY, find=attrgetter("failed")),
+    Kind("tries_per_chunk", "tries per chunk done", _TWO, MANY, -1, lambda s: ratio(s.facts.tries, s.done)),
+    Kind("audio_hours", "audio-hours", _TWO),
     Kind("wall_s", "running time", duration, LONG),
-    Kind("gpu_hours", "GPU-hours", _plain(2)),
+    Kind("gpu_hours", "GPU-hours", _TWO),
     Kind("busy_mean_percent", "busy, mean of all devices", share_words, MUCH, 1, _busy, True, _analysed),
-    Kind("audio_s_per_chunk", "seconds of audio per chunk", _plain(1), LONG, find=_audio_per_chunk),
-    Kind("chunk_p50_s", "seconds per chunk, p50", _plain(2), LONG, -1, lambda s: s.chunk_s.p50 if s.chunk_s else None),
-    Kind("chunk_p95_s", "seconds per chunk, p95", _plain(2), LONG, -1, lambda s: s.chunk_s.p95 if s.chunk_s else None),
-    Kind("gpu_s_per_chunk", "GPU-seconds per chunk", _plain(2), MUCH, -1, lambda s: s.chunk_cost.gpu_s_mean),
-    Kind(
-        "energy_j_per_chunk",
-        "joules per chunk",
-        _plain(1),
-        MUCH,
-        -1,
-        lambda s: s.chunk_cost.energy_j_mean,
-        needs=_metered,
-    ),
+    Kind("audio_s_per_chunk", "seconds of audio per chunk", number, LONG, find=_audio_per_chunk),
+    Kind("chunk_p50_s", "seconds per chunk, p50", _TWO, LONG, -1, lambda s: getattr(s.chunk_s, "p50", None)),
+    Kind("chunk_p95_s", "seconds per chunk, p95", _TWO, LONG, -1, lambda s: getattr(s.chunk_s, "p95", None)),
+    Kind("gpu_s_per_chunk", "GPU-seconds per chunk", _TWO, MUCH, -1, attrgetter("chunk_cost.gpu_s_mean")),
+    Kind("energy_j_per_chunk", "joules per chunk", number, MUCH, -1, _JOULES, needs=_metered),
     Kind("energy_wh", "energy", energy, needs=_metered),
     Kind("energy_measured_percent", "GPU time with known energy", share_words, points=True),
-    Kind("kwh_per_1000_audio_hours", "kWh per 1,000 audio-hours", _plain(2), MUCH, -1, needs=_metered),
-    Kind(
-        "detections_per_audio_hour",
-        "detections per audio-hour",
-        _plain(1),
-        MANY,
-        find=lambda s: ratio(s.detections, s.audio_hours),
-    ),
+    Kind("kwh_per_1000_audio_hours", "kWh per 1,000 audio-hours", _TWO, MUCH, -1, needs=_metered),
+    Kind("detections_per_audio_hour", "detections per audio-hour", number, MANY, find=_detection_rate),
 )
 
 
-def _state_kind(state: str) -> Kind:
-    def share(summary: Summary) -> float | None:
-        if state in summary.states:
-            return summary.states[state].share_percent
-        return 0.0 if summary.states else None
-
-    return Kind(state, STATE_WORDS[state], share_words, find=share, points=True)
+def _share_of(state: str, summary: Summary) -> float | None:
+    if state in summary.states:
+        return summary.states[state].share_percent
+    return 0.0 if summary.states else None
 
 
-_SHARES = tuple(map(_state_kind, STATE_WORDS))
+_SHARES = [
+    Kind(state, name, share_words, find=partial(_share_of, state), points=True) for state, name in STATE_WORDS.items()
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +142,11 @@ def compare(this: Summary, this_title: str, other: Summary, other_title: str) ->
     """Compare a job with another one."""
     about = _about(this, this_title)
     about_other = _about(other, other_title)
-    differences = list(_differences(this, about, other, about_other))
+    differences = list(_differences(about, about_other))
+    length_s = _audio_per_chunk(this)
+    other_length_s = _audio_per_chunk(other)
+    if length_s and other_length_s and abs(length_s / other_length_s - 1) >= _ALIKE:
+        differences.append(f"chunk length ({number(length_s)} s against {number(other_length_s)} s)")
     figures = [_figure(kind, this, other, judged=not differences) for kind in FIGURES]
     conclusion = _conclude(figures, this_title, other_title)
     if differences:
@@ -176,11 +169,8 @@ def _different_settings(this: Mapping[str, Any], other: Mapping[str, Any]) -> di
     """Return the settings that differ; one that a job does not have (another version ran it) is no difference."""
     ours = flat_settings(this)
     theirs = flat_settings(other)
-    differences = {}
-    for key in sorted(ours.keys() & theirs.keys() - _OF_ONE_RUN):
-        if ours[key] != theirs[key]:
-            differences[key] = {"this": ours[key], "other": theirs[key]}
-    return differences
+    in_both = sorted(ours.keys() & theirs.keys() - _OF_ONE_RUN)
+    return {key: {"this": ours[key], "other": theirs[key]} for key in in_both if ours[key] != theirs[key]}
 
 
 def _about(summary: Summary, title: str) -> Document:
@@ -192,35 +182,24 @@ def _about(summary: Summary, title: str) -> Document:
         "models": sorted({device.name for device in summary.devices if device.name}),
         "engines": sorted({task.engine for task in summary.facts.tasks if task.engine}),
         "merged": summary.merged,
-        "cut_short": summary.cut_short,
     }
 
 
-def _differences(this: Summary, about: Document, other: Summary, about_other: Document) -> Iterator[str]:
-    """Yield in what the jobs differ so much that nothing is better or worse: engines, models, length of chunks."""
+def _differences(about: Document, about_other: Document) -> Iterator[str]:
+    """Yield in which engines and models the jobs differ: then nothing is better or worse."""
     for key, noun in (("engines", "engine"), ("models", "devices")):
         ours = about[key]
         theirs = about_other[key]
         if ours and theirs and ours != theirs:
             yield f"{noun} ({', '.join(ours)} against {', '.join(theirs)})"
-    length_s = _audio_per_chunk(this)
-    other_length_s = _audio_per_chunk(other)
-    if length_s and other_length_s and abs(length_s / other_length_s - 1) >= _ALIKE:
-        yield f"chunk length ({number(length_s)} s against {number(other_length_s)} s)"
 
 
-def news_of(comparison: Comparison) -> list[tuple[str, str | None]]:
-    """Return a remark for each job that is out of date or has an interrupted submit, with the command to run."""
-    remarks: list[tuple[str, str | None]] = []
+def news_of(comparison: Comparison) -> Iterator[tuple[str, str | None]]:
+    """Yield a remark for each job that is out of date, with the command to run."""
     for about in (comparison.this, comparison.other):
-        merged = about["merged"]
-        cut_short = about["cut_short"]
-        news = news_words(merged)
+        news = news_words(about["merged"])
         if news:
-            remarks.append((f"The merge of {about['title']}: {news}.", merged.command))
-        if cut_short is not None:
-            remarks.append((f"The run {about['title']}: {cut_short.what}:", cut_short.command))
-    return remarks
+            yield f"The merge of {about['title']}: {news}.", about["merged"].command
 
 
 def comparison_tables(comparison: Comparison) -> Iterator[tuple[str, Table | str]]:

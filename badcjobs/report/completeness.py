@@ -19,7 +19,7 @@ from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import ArrayShape, Place, not_none
 from badcjobs.paths import RunFolder, shell_line
 from badcjobs.report.summary import chunk_name
-from badcjobs.report.verdict import news_words
+from badcjobs.report.verdict import judge, news_words
 from badcjobs.run_toml import FrozenRun
 from badcjobs.settings import RunSettings
 from badcjobs.sources.open import Sources, open_sources, open_sources_of
@@ -29,7 +29,7 @@ from badcjobs.store.read_job import known_lengths, merged_files, read_outline
 from badcjobs.store.read_model import Completeness, Freshness, JobFacts, TaskFacts
 from badcjobs.store.submission_record import NO_NOTE, Trace, find_trace
 from badcjobs.store.task_writer import count_places
-from badcjobs.words import count, index_ranges
+from badcjobs.words import index_ranges
 
 Progress = Callable[[int], None]  # how many rows of the source have been read
 Indices = set[int | None]  # of an array; None: a row that belongs to no array task
@@ -96,8 +96,8 @@ def _with_commands(compared: _Compared, facts: JobFacts, run: RunFolder, frozen:
     to_do = (compared.left - new) or (compared.failed - new)
     indices = () if None in to_do else tuple(sorted(not_none(to_do)))
 
-    last_task = max(facts.tasks, key=lambda task: task.started_at_ms, default=None)
-    trace = find_trace(run.path, last_task.job_id if last_task else "")
+    _, last_job = max(((task.started_at_ms, task.job_id) for task in facts.tasks), default=(0, ""))
+    trace = find_trace(run.path, last_job)
     finish = Finish()
     # Failed chunks alone are worth a command: every run tries them again. The rest may be in files that are not merged.
     all_done = proof.done == _total(proof) and not missing
@@ -149,11 +149,7 @@ def _find_frozen(beside: Path, file_folders: Sequence[str]) -> list[tuple[RunFol
 
 def _read_frozen(run: RunFolder) -> FrozenRun | None:
     frozen = FrozenRun.read(run.run_toml)
-    if frozen is None:
-        return None
-    source = frozen.settings.get("source")
-    root = frozen.settings.get("root", "")
-    if not isinstance(source, tuple) or not all(isinstance(path, str) for path in (*source, root)):
+    if frozen is not None and not frozen.settings.get("source"):
         raise BadInput(f"{run.run_toml} has no source")
     return frozen
 
@@ -341,9 +337,8 @@ def find_remarks(db: sqlite3.Connection, database: Path, progress: Progress) -> 
     total = _total(proof)
     if proof.done < total:
         failed = proof.failed + proof.poison
-        left = total - proof.done - failed
-        counts = f"{proof.done:,} of {count(total, 'chunk')} done, {failed:,} failed, {left:,} left"
-        remarks.append(f"the run is not complete: {counts}; only chunks that are done have detections")
+        outcome = judge(proof.done, failed, total - proof.done - failed, running=False)
+        remarks.append(f"the run is not complete: {outcome.counts}; only chunks that are done have detections")
     elif total and proof.why_unknown:
         remarks.append(f"not known whether the run is complete: {proof.why_unknown}")
     return remarks
@@ -351,7 +346,7 @@ def find_remarks(db: sqlite3.Connection, database: Path, progress: Progress) -> 
 
 def merge_again(database: Path, file_folders: Sequence[str], merged: Freshness) -> str | None:
     """Return the command that brings a job database up to date; None: there is nothing to merge here."""
-    if merged == Freshness(merged.as_of_ms, gone=merged.gone, closed=merged.closed):
+    if not (merged.changed or merged.new):
         return None
     if database.name == "job.sqlite" and tuple(file_folders) == ("tasks",):
         return shell_line("badcjobs", "merge", database.parent)

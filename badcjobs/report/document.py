@@ -13,33 +13,113 @@ from badcjobs.report.verdict import verdict_of
 from badcjobs.store.read_model import DeviceFacts, TaskFacts
 
 SUMMARY_VERSION = 2  # 2: states, outlook, chunk_cost, findings, … were added
-# The keys of the document in their order, and the field of JobFacts for those that it has.
+# The keys of the document in their order: attributes of the summary or its facts, except those below.
 KEYS = (
-    "version", "verdict", "tasks", "tasks_by_verdict", "tasks_missing", "tasks_without_telemetry", "chunks", "done",
-    "failed", "left", "skipped", "tries", "conflicts", "audio_hours", "chunks_of_unknown_length", "wall_s", "gpu_hours",
-    "audio_hours_per_gpu_hour", "times_real_time", "energy_wh", "energy_devices", "detections", "task_list", "devices",
-    "gaps", "labels", "failed_chunks", "file_remarks", "lossy_files", "completeness", "started_at_ms", "last_sign_ms",
-    "devices_at_once", "kwh_per_1000_audio_hours", "states", "chunk_s", "chunk_cost", "tries_on_cpu",
-    "audio_hours_on_cpu", "outlook", "findings", "alerts", "errors", "settings", "energy_measured_percent",
-    "recording_names", "places", "left_out", "tasks_silent", "merged", "cut_short", "queue", "bill", "overview",
-)  # fmt: skip
-_OF_FACTS = {
-    "tries": "tries", "conflicts": "conflicts", "chunks_of_unknown_length": "done_of_unknown_length", "gaps": "gaps",
-    "labels": "labels", "failed_chunks": "failed", "file_remarks": "file_remarks", "lossy_files": "lossy_files",
-    "tries_on_cpu": "cpu_tries", "errors": "errors", "settings": "last_settings", "recording_names": "recording_names",
-    "places": "places",
-}  # fmt: skip
+    "version",
+    "verdict",
+    "tasks",
+    "tasks_by_verdict",
+    "tasks_missing",
+    "tasks_without_telemetry",
+    "chunks",
+    "done",
+    "failed",
+    "left",
+    "skipped",
+    "tries",
+    "conflicts",
+    "audio_hours",
+    "chunks_of_unknown_length",
+    "wall_s",
+    "gpu_hours",
+    "audio_hours_per_gpu_hour",
+    "times_real_time",
+    "energy_wh",
+    "energy_devices",
+    "detections",
+    "task_list",
+    "devices",
+    "gaps",
+    "labels",
+    "failed_chunks",
+    "file_remarks",
+    "lossy_files",
+    "completeness",
+    "started_at_ms",
+    "last_sign_ms",
+    "devices_at_once",
+    "kwh_per_1000_audio_hours",
+    "states",
+    "chunk_s",
+    "chunk_cost",
+    "tries_on_cpu",
+    "audio_hours_on_cpu",
+    "outlook",
+    "findings",
+    "alerts",
+    "errors",
+    "settings",
+    "energy_measured_percent",
+    "recording_names",
+    "places",
+    "left_out",
+    "tasks_silent",
+    "merged",
+    "cut_short",
+    "queue",
+    "bill",
+    "overview",
+)
+_OTHER_NAMES = {  # of attributes of JobFacts
+    "chunks_of_unknown_length": "done_of_unknown_length",
+    "failed_chunks": "failed",
+    "tries_on_cpu": "cpu_tries",
+    "settings": "last_settings",
+}
 _TASK_FIELDS = tuple(field.name for field in fields(TaskFacts))
 TASK_KEYS = _TASK_FIELDS[: _TASK_FIELDS.index("changed") + 1]
 # The keys of a device in their order; see _device for those that DeviceFacts does not have.
 DEVICE_KEYS = (
-    "task", "node", "index", "uuid", "token", "name", "backend", "samples", "busy_mean_percent",
-    "utilization_mean_percent", "utilization_p50_percent", "utilization_p95_percent", "utilization_max_percent",
-    "memory_peak_bytes", "memory_total_bytes", "temperature_max_c", "power_mean_w", "energy_j", "energy_source",
-    "gap_s", "power_limit_w", "metrics", "state_s", "state_busy_s", "state_energy_j", "state_measured_s",
-    "energy_measured_s", "throttled", "workers", "tries_done", "tries_failed", "tries_lost", "audio_hours",
-    "chunk_p50_s", "chunk_p95_s", "chunk_max_s", "spark", "last", "load",
-)  # fmt: skip
+    "task",
+    "node",
+    "index",
+    "uuid",
+    "token",
+    "name",
+    "backend",
+    "samples",
+    "busy_mean_percent",
+    "utilization_mean_percent",
+    "utilization_p50_percent",
+    "utilization_p95_percent",
+    "utilization_max_percent",
+    "memory_peak_bytes",
+    "memory_total_bytes",
+    "temperature_max_c",
+    "power_mean_w",
+    "energy_j",
+    "energy_source",
+    "gap_s",
+    "power_limit_w",
+    "metrics",
+    "state_s",
+    "state_busy_s",
+    "state_energy_j",
+    "state_measured_s",
+    "energy_measured_s",
+    "throttled",
+    "workers",
+    "tries_done",
+    "tries_failed",
+    "tries_lost",
+    "audio_hours",
+    "chunk_p50_s",
+    "chunk_p95_s",
+    "chunk_max_s",
+    "spark",
+    "last",
+    "load",
+)
 _METRICS = ("utilization_percent", "busy_percent", "memory_used_bytes", "temperature_c", "power_w")
 
 
@@ -63,24 +143,22 @@ def document_of(summary: Summary, *, streamed: bool = False) -> dict[str, Any]:
 
     ``streamed``: to be written once; its long lists take no memory.
     """
+    tasks = _Streamed(_task, summary.facts.tasks)
+    devices = _Streamed(_device, summary.devices)
     made: dict[str, Any] = {
         "version": SUMMARY_VERSION,
         "overview": verdict_of(summary).to_dict(),
         "completeness": {**asdict(summary.completeness), "complete": summary.completeness.complete},
-        "task_list": _Streamed(_task, summary.facts.tasks),
-        "devices": _Streamed(_device, summary.devices),
+        "task_list": tasks if streamed else list(tasks),
+        "devices": devices if streamed else list(devices),
     }
-    if not streamed:
-        made |= {"task_list": list(made["task_list"]), "devices": list(made["devices"])}
-
     document = {}
     for key in KEYS:
         if key in made:
             document[key] = made[key]
-        elif key in _OF_FACTS:
-            document[key] = finite(getattr(summary.facts, _OF_FACTS[key]))
-        else:
-            document[key] = finite(getattr(summary, key))
+            continue
+        source = summary if hasattr(summary, key) else summary.facts
+        document[key] = finite(getattr(source, _OTHER_NAMES.get(key, key)))
     return document
 
 

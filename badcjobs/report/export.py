@@ -6,7 +6,6 @@ import math
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from datetime import tzinfo
 from itertools import groupby
 from operator import itemgetter
@@ -47,8 +46,7 @@ _AREAS_NAMED = 5
 _FILES_NAMED = 20
 
 
-@dataclass(frozen=True, slots=True)
-class ExportOrder:
+class ExportOrder(NamedTuple):
     """What to export; ``output`` None: to stdout."""
 
     source: Path
@@ -82,8 +80,7 @@ def form_of(out: Path, *, several: bool) -> str:
     return ENDINGS.get(ending, "csv")
 
 
-@dataclass(frozen=True, slots=True)
-class ExportedFile:
+class ExportedFile(NamedTuple):
     """A written file, or the folder of many: BADC's chunks, labels."""
 
     path: str
@@ -200,10 +197,8 @@ def _find_mistakes(order: ExportOrder, database: Path) -> Iterator[str]:
     }
     if order.tables:
         yield from (f"{name} is for detections: not with --table" for name in filters if filters[name])
-    if order.form in _OWN_FORMATS and order.tables:
-        yield f"--format {order.form} has its own files: it takes no --table"
-    if order.form in _OWN_FORMATS and order.by_study_area:
-        yield f"--format {order.form} has its own files: it takes no --by-study-area"
+    if order.form in _OWN_FORMATS and (order.tables or order.by_study_area):
+        yield f"--format {order.form} has its own files: it takes neither --table nor --by-study-area"
     if "" in order.species:
         yield "--species contains an empty name"
     if order.min_score is not None and not math.isfinite(order.min_score):

@@ -21,8 +21,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
-from itertools import zip_longest
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import fill
@@ -61,9 +60,14 @@ log = logging.getLogger(__name__)
 
 
 def finish_job(
-    order: MergeOrder, clock: Clock, *, remove_merged: bool = False, ask_queue: AskQueue = not_asked,
-    reading_source: Progress = lambda rows: None, **how: Any,
-) -> FinishedJob:  # fmt: skip
+    order: MergeOrder,
+    clock: Clock,
+    *,
+    remove_merged: bool = False,
+    ask_queue: AskQueue = not_asked,
+    reading_source: Progress = lambda rows: None,
+    **how: Any,
+) -> FinishedJob:
     """Merge task databases into a job database, summarise it (how: see ``summarize_database``), write its page.
 
     A page that cannot be written is not an error: the numbers are safe in the job database.
@@ -95,9 +99,14 @@ def _why_none(inputs: Sequence[Path], error: NoTaskDatabases) -> DatabaseProblem
 
 
 def summarize_database(
-    database: Path, progress: Progress = lambda rows: None, now_ms: int | None = None,
-    ask_queue: AskQueue = not_asked, *, readings: bool = True, billing: Billing | None = None,
-) -> Summary:  # fmt: skip
+    database: Path,
+    progress: Progress = lambda rows: None,
+    now_ms: int | None = None,
+    ask_queue: AskQueue = not_asked,
+    *,
+    readings: bool = True,
+    billing: Billing | None = None,
+) -> Summary:
     """Return all numbers of a job database, and the findings; ``now_ms``: see ``summarize``.
 
     ``readings``: also the last of each device, which only JSON and metrics show. ``billing``: None: that of the run.
@@ -114,47 +123,46 @@ def summarize_database(
         findings=find(summary),
         merged=replace(facts.merged, command=merge_again(database, facts.file_folders, facts.merged)),
         cut_short=next(iter(not_none(map(find_cut_short, runs))), None),  # its array may be in the queue
-        place=str(_place(database)),
-        bill=_bill(facts, runs, billing or _billing_of([database.parent, *runs])),
+        place=_place(database),
+        bill=_bill(facts, [database.parent, *runs], billing),
     )
 
 
-def _place(database: Path) -> Path:
+def _place(database: Path) -> str:
     """Return the run folder or, for a job database elsewhere, the file: for commands."""
     place = database.parent if database.name == "job.sqlite" else database
-    return place.absolute()
-
-
-def _billing_of(runs: Iterable[Path]) -> Billing | None:
-    """Return the weights of the site for which a run was submitted."""
-    for run in runs:
-        with suppress(BadInput):
-            frozen = FrozenRun.read(RunFolder(run).run_toml)
-            if frozen is not None and frozen.billing:
-                return frozen.billing
-    return None
+    return str(place.absolute())
 
 
 def _bill(facts: JobFacts, runs: Sequence[Path], billing: Billing | None) -> Bill | None:
-    """Return the bill of the tasks that ran under Slurm: of nothing else is anything billed."""
+    """Return the bill of the tasks that ran under Slurm, by default with the weights that their run has recorded."""
+    for run in runs:
+        with suppress(BadInput):
+            frozen = FrozenRun.read(RunFolder(run).run_toml)
+            if billing is None and frozen is not None:
+                billing = frozen.billing
     jobs = {task.job_id for task in facts.tasks if not task.is_local}
-    local_arrays = {job for job in jobs if any(rows_in(run, job).exists() for run in runs)}
-    tasks = tuple(task for task in facts.tasks if task.job_id in jobs - local_arrays)
+    emulated = {job for job in jobs if any(rows_in(run, job).exists() for run in runs)}
+    tasks = tuple(task for task in facts.tasks if task.job_id in jobs - emulated)
     return rules_requests.make_bill(replace(facts, tasks=tasks), billing)
 
 
 @contextmanager
 def report_job(
-    job: Path, clock: Clock, beside: Path | None = None, progress: Progress = lambda rows: None,
-    ask_queue: AskQueue = not_asked, **how: Any,
-) -> Iterator[ReportedJob]:  # fmt: skip
+    job: Path,
+    clock: Clock,
+    beside: Path | None = None,
+    progress: Progress = lambda rows: None,
+    ask_queue: AskQueue = not_asked,
+    **how: Any,
+) -> Iterator[ReportedJob]:
     """Summarise a job, a task database or a recording, and compare it with another; how: see ``summarize_database``."""
     with ExitStack() as opened:
         jobs = [opened.enter_context(_open_job(path, clock)) for path in (job, beside) if path is not None]
         summaries = []
         for opened_job in jobs:
             summary = summarize_database(opened_job.database, progress, clock.now_ms(), ask_queue, **how)
-            summaries.append(replace(summary, place=str(opened_job.place)))
+            summaries.append(replace(summary, place=opened_job.place))
         comparison = None
         if beside is not None:
             titles = [opened_job.title for opened_job in jobs]
@@ -170,7 +178,7 @@ class _OpenedJob(NamedTuple):
 
     database: Path
     title: str
-    place: Path  # for commands
+    place: str  # for commands
 
 
 @contextmanager
@@ -189,7 +197,7 @@ def _open_job(path: Path, clock: Clock) -> Iterator[_OpenedJob]:
                 alone.with_name(alone.name + ending).symlink_to(f"{database.absolute()}{ending}")
         target = alone.with_name(f"{alone.name}.job")
         merge(MergeOrder([alone], target), clock)
-        yield _OpenedJob(target, database.name, database.absolute())
+        yield _OpenedJob(target, database.name, str(database.absolute()))
 
 
 def _holds_job(database: Path) -> bool:
@@ -227,21 +235,35 @@ def list_findings() -> str:
     """Return all kinds of findings with what they say, for the guide."""
     sentences = grouped((rule.kind, general_words(rule.says)) for _, rules in _TOPICS for rule in rules)
     lines = []
-    for kind in KINDS:
-        for name, sentence in zip_longest([kind], dict.fromkeys(sentences[kind]), fillvalue=""):
+    for kind, says in sentences.items():
+        name = kind
+        for sentence in dict.fromkeys(says):
             lines.append(f"    {name:<18} {sentence}")
+            name = ""
     return "\n".join(lines)
 
 
 def list_keys() -> str:
     """Return the keys of the JSON documents, for the guide: the document, then what its lists and tables hold."""
     classes = {
-        "completeness": read_model.Completeness, "states": StateSummary, "chunk_s, metrics": read_model.MetricFacts,
-        "chunk_cost": read_model.CostFacts, "outlook": Outlook, "findings": Finding, "alerts": read_model.AlertFacts,
-        "errors": read_model.ErrorFacts, "gaps": read_model.GapFacts, "failed_chunks": read_model.FailedChunk,
-        "recording_names": NameGaps, "merged": read_model.Freshness, "cut_short": CutShort, "--compare": Comparison,
-        "places": PlaceCounts, "figures": Figure, "bill": Bill,
-    }  # fmt: skip
+        "completeness": read_model.Completeness,
+        "states": StateSummary,
+        "chunk_s, metrics": read_model.MetricFacts,
+        "chunk_cost": read_model.CostFacts,
+        "outlook": Outlook,
+        "findings": Finding,
+        "alerts": read_model.AlertFacts,
+        "errors": read_model.ErrorFacts,
+        "gaps": read_model.GapFacts,
+        "failed_chunks": read_model.FailedChunk,
+        "recording_names": NameGaps,
+        "merged": read_model.Freshness,
+        "cut_short": CutShort,
+        "--compare": Comparison,
+        "places": PlaceCounts,
+        "figures": Figure,
+        "bill": Bill,
+    }
     parts = {"(top level)": KEYS, "task_list": TASK_KEYS, "devices": DEVICE_KEYS}
     parts |= {name: tuple(field.name for field in fields(kind)) for name, kind in classes.items()}
     parts["completeness"] += ("complete",)
@@ -263,16 +285,16 @@ def find(summary: Summary) -> tuple[Finding, ...]:
     """Return the findings about a job, worst first; none contradicts another."""
     candidates = sorted(_candidates(summary), key=lambda candidate: _rank(candidate.finding))
     chosen = _one_per_cause(candidates, summary)
-    if all(task.is_local for task in summary.facts.tasks):  # no Slurm: no node to exclude
-        return tuple(candidate.finding for candidate in chosen)
-
-    # All nodes to exclude go into one line: sbatch uses only the last of several.
-    excluding = [place for place, candidate in enumerate(chosen) if candidate.exclude]
-    findings = [candidate.finding for candidate in chosen]
-    if excluding:
-        nodes = sorted(frozenset[str]().union(*(candidate.exclude for candidate in chosen)))
-        first = findings[excluding[0]]
-        findings[excluding[0]] = replace(first, lines=(*first.lines, f"#SBATCH --exclude={','.join(nodes)}"))
+    nodes = sorted(frozenset[str]().union(*(candidate.exclude for candidate in chosen)))
+    if all(task.is_local for task in summary.facts.tasks):
+        nodes = []  # no Slurm: no node to exclude
+    findings = []
+    for candidate in chosen:
+        finding = candidate.finding
+        if candidate.exclude and nodes:  # all in one line: sbatch uses only the last of several
+            finding = replace(finding, lines=(*finding.lines, f"#SBATCH --exclude={','.join(nodes)}"))
+            nodes = []
+        findings.append(finding)
     return tuple(findings)
 
 
@@ -295,7 +317,7 @@ def _candidates(summary: Summary) -> Iterator[_Candidate]:
                 advice=say(rule.fix, figures),
                 lines=tuple(lines),
                 subjects=tuple(dict.fromkeys(map(plain, case.get("subjects", ())))),
-                gpu_hours=None if cost_s is None else cost_s / 3600,
+                gpu_hours=cost_s and cost_s / 3600,
             )
             yield _Candidate(finding, rule.wants, case.get("exclude", frozenset()))
 
@@ -326,19 +348,16 @@ _OPPOSITE = {"+": "-", "-": "+"}
 
 def _rank(finding: Finding) -> tuple[int, float]:
     """Return the sort key of a finding: missing results first, then what cost most GPU time."""
-    severity = SEVERITIES.index(finding.severity)
-    if finding.gpu_hours is not None:
-        return severity, -finding.gpu_hours
-    if finding.severity == PROBLEM:
-        return severity, -math.inf
-    return severity, 0.0
+    lost_hours = finding.gpu_hours
+    if lost_hours is None:
+        lost_hours = math.inf if finding.severity == PROBLEM else 0.0
+    return SEVERITIES.index(finding.severity), -lost_hours
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class FinishedJob:
+class FinishedJob(NamedTuple):
     """The result of merging a job."""
 
     database: Path
@@ -352,12 +371,11 @@ class FinishedJob:
         """Return the document of ``badcjobs merge --json``: the summary, and the state of the files."""
         statuses = Counter(file.status for file in self.merged.files)
         files = {"read_now": self.merged.read, "by_status": dict(sorted(statuses.items()))}
-        removed = None if self.removed is None else asdict(self.removed)
+        removed = self.removed and asdict(self.removed)
         return {**document_of(self.summary, streamed=streamed), "files": files, "removed": removed}
 
 
-@dataclass(frozen=True, slots=True)
-class ReportedJob:
+class ReportedJob(NamedTuple):
     """The result of ``badcjobs report`` in every form; with a comparison, of both jobs."""
 
     database: Path

@@ -111,10 +111,6 @@ def _hours(hours: float) -> str:
     return duration(hours * 3600) if hours < 0.1 else f"{number(hours, 2)} h"
 
 
-def _seconds(value: float) -> str:
-    return f"{number(value)} s"
-
-
 def _load(percent: float) -> str:
     """Return a utilization with the word for it."""
     return f"{percent:.0f} % {load_word(percent)}"
@@ -125,7 +121,7 @@ def _load(percent: float) -> str:
 
 def state_table(states: Mapping[str, StateSummary]) -> Table:
     """Return the time and energy of all devices by state."""
-    rows: list[Row] = [
+    rows = [
         (
             STATE_WORDS[name],
             _cell(state.gpu_hours, _hours),
@@ -164,7 +160,7 @@ def device_table(summary: Summary) -> Table:
         "gaps",
     )
     rows = [_device_row(device) for device in sorted(devices, key=trouble_rank)[:MOST_ROWS]]
-    caption = _caption("Devices", len(devices), "device_summary")
+    caption = _caption("Devices of each array task", len(devices), "device_summary")
     return Table("device-table", caption, heads, rows, of=len(devices))
 
 
@@ -272,7 +268,6 @@ class PageTable(NamedTuple):
     heading: str
     table: Table
     empty: str = "None."  # the text for an empty table
-    about: str = ""  # the text above the table
 
 
 def page_tables(summary: Summary) -> Iterator[PageTable]:
@@ -281,9 +276,9 @@ def page_tables(summary: Summary) -> Iterator[PageTable]:
     yield PageTable("failed", "Failed chunks", _failed_table(summary), "No chunk failed for good.")
     yield PageTable("heard", "Detections", label_table(summary), "No detections.")
     yield PageTable("tasks", "Array tasks", _task_table(summary))
-    yield PageTable("devices", "Devices", device_table(summary), "No device was used.", _about_devices(summary))
+    yield PageTable("devices", "Devices", device_table(summary), "No device was used.")
     heads = columns("<kind", "<severity", "alerts", "devices", "longest", "<<for example")
-    alerts: list[Row] = [
+    alerts = [
         (
             alert.kind.replace("_", " "),
             alert.severity,
@@ -296,7 +291,7 @@ def page_tables(summary: Summary) -> Iterator[PageTable]:
     ]
     yield PageTable("alerts", "Alerts", Table("alert-table", "Alerts, by kind", heads, alerts))
     heads = columns("<reason", "<what", "gaps", "time", "tasks")
-    gaps: list[Row] = [
+    gaps = [
         (gap.reason, gap.metric or "all readings", _cell(gap.gaps), _cell(gap.seconds, duration), _cell(gap.tasks))
         for gap in sorted(facts.gaps, key=lambda gap: (gap.metric is not None, -gap.seconds))
     ]
@@ -314,7 +309,7 @@ def _failed_table(summary: Summary) -> Table:
     if summary.failed > len(chunks):
         caption = f"The first {len(chunks):,} of {summary.failed:,} chunks that failed for good; job.sqlite has all"
     heads = columns("<recording", "<chunk", "<state", "tries", "<class", "<<error")
-    rows: list[Row] = [
+    rows = [
         (
             chunk.recording_id,
             chunk.chunk_id,
@@ -332,7 +327,7 @@ def _task_table(summary: Summary) -> Table:
     heads = columns(
         "<task", "<node", "<verdict", "exit code", "devices", "done", "failed", "left", "audio", "wall time"
     )
-    rows: list[Row] = [
+    rows = [
         (
             task.name,
             task.node,
@@ -351,13 +346,6 @@ def _task_table(summary: Summary) -> Table:
     return Table("task-table", caption, heads, rows, of=summary.tasks)
 
 
-def _about_devices(summary: Summary) -> str:
-    if not summary.devices:
-        return ""
-    backends = sorted({device.backend for device in summary.devices})
-    return f"One row per device and array task. Readings come from {', '.join(backends)}."
-
-
 def shortened(message: str, longest: int) -> str:
     """Return a message, or the beginning and the end of a long one: the reason is in one of them."""
     left_out = len(message) - longest
@@ -370,7 +358,7 @@ def shortened(message: str, longest: int) -> str:
 def label_table(summary: Summary) -> Table:
     """Return the detections by label."""
     total = summary.detections
-    rows: list[Row] = [
+    rows = [
         (label, name or "", _cell(many), _cell(100 * many / total, "{:.1f} %".format))
         for label, name, many in summary.facts.labels
     ]

@@ -10,17 +10,16 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from badcjobs.model import CHARTED, ChartData, not_none
 from badcjobs.report import job_tables as tables
 from badcjobs.report.summary import STATE_WORDS, Finding, Summary, count_devices
-from badcjobs.report.tables import Table, table_html
+from badcjobs.report.tables import table_html
 from badcjobs.report.verdict import MOST_FINDINGS, Verdict, bar, headlines, no_findings_words, verdict_of
 from badcjobs.version import __version__
-from badcjobs.words import count, escape, number, period, share_words
+from badcjobs.words import count, duration, escape, period, share_words
 
 if TYPE_CHECKING:
     from badcjobs.report.charts import Charts
@@ -103,8 +102,11 @@ def _about(summary: Summary) -> Iterator[str]:
 
 
 def _first_findings(summary: Summary) -> str:
-    heading = "What to change" if summary.findings else "Findings"
-    body = _finding_list(summary.findings[:MOST_FINDINGS]) or paragraph(no_findings_words(summary), "well")
+    heading = "Findings"
+    body = paragraph(no_findings_words(summary), "well")
+    if summary.findings:
+        heading = "What to change"
+        body = _finding_list(summary.findings[:MOST_FINDINGS])
     more = len(summary.findings) - MOST_FINDINGS
     if more > 0:
         body += f'<p class="quiet"><a href="#findings">{count(more, "more finding")}</a></p>'
@@ -139,19 +141,9 @@ def _sections(summary: Summary, data: ChartData | None, drawn: Charts | None) ->
     yield _durations(summary, drawn)
     for part in tables.page_tables(summary):
         table = part.table
-        body = _table(table, part.about, part.empty)
+        body = table_html(table) if table.rows else paragraph(part.empty)
         yield Section(part.section, part.heading, body, table.of or len(table.rows), folded=True)
     yield _settings(summary, data)
-
-
-def _table(table: Table, about: str, empty: str = "") -> str:
-    """Return a table with the text above it; without rows, the text for an empty table."""
-    body = paragraph(about, "quiet") if about else ""
-    if table.rows:
-        body += table_html(table)
-    elif empty:
-        body += paragraph(empty)
-    return body
 
 
 def _numbers(summary: Summary) -> Section:
@@ -166,7 +158,7 @@ def _numbers(summary: Summary) -> Section:
 def _finding_list(findings: Sequence[Finding]) -> str:
     """Return what was found and its fix; the evidence is folded."""
     items = "".join(f"<li>{_finding(finding)}</li>" for finding in findings)
-    return f'<ul class="findings">{items}</ul>' if items else ""
+    return f'<ul class="findings">{items}</ul>'
 
 
 def _finding(finding: Finding) -> str:
@@ -256,7 +248,7 @@ def _durations(summary: Summary, drawn: Charts | None) -> Section | None:
     took = summary.chunk_s
     if took is None:
         return None
-    p50, p95, longest = map(_seconds, (took.p50, took.p95, took.maximum))
+    p50, p95, longest = map(duration, (took.p50, took.p95, took.maximum))
     tries = count(took.samples, "successful try", "successful tries")
     about = f"{tries}: median {p50}; 95 % took at most {p95}, the longest {longest}."
     body = paragraph(about)
@@ -265,10 +257,6 @@ def _durations(summary: Summary, drawn: Charts | None) -> Section | None:
         body += figure("histogram", drawn.places["histogram"], f"Histogram of the time for one chunk. {about}")
         body += folded("The same in numbers", table_html(bars))
     return Section("durations", "How long chunks took", body)
-
-
-def _seconds(value: float) -> str:
-    return f"{number(value, 1 if value >= 10 else 2)} s"
 
 
 def _settings(summary: Summary, data: ChartData | None) -> Section:
@@ -280,7 +268,7 @@ def _settings(summary: Summary, data: ChartData | None) -> Section:
         about += f" The tasks of this job have {data.sets_of_settings:,} different sets."
     if data is not None and data.versions:
         about += f" The tasks ran badcjobs {', '.join(data.versions)}."
-    return Section("settings", "Settings", _table(table, about), folded=True)
+    return Section("settings", "Settings", paragraph(about, "quiet") + table_html(table), folded=True)
 
 
 # --- the parts of every page ------------------------------------------------------------------------------------------
@@ -294,8 +282,7 @@ NO_CHARTS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(NamedTuple):
     """A part of the page with its own heading."""
 
     name: str  # stable: the anchor #name

@@ -20,9 +20,7 @@ _NOT_KILLED = frozenset({"COMPLETED", "COMPLETING", "ENDED", "RUNNING", "PENDING
 
 def means_killed(slurm_state: str | None) -> bool:
     """Say whether the Slurm state of a task without a verdict means that it was killed."""
-    if not slurm_state:
-        return False
-    return slurm_state.split()[0] not in _NOT_KILLED
+    return (slurm_state or "ENDED").split()[0] not in _NOT_KILLED
 
 
 def state_of(task: TaskFacts, now_ms: int | None) -> str:
@@ -122,28 +120,23 @@ def estimate_rest(
     job: JobFacts, completeness: Completeness, gpu_s: float, wall_s: float, now_ms: int | None
 ) -> Outlook | None:
     """Return what is left of the source, as far as known; None: nothing."""
-    pending = job.chunks.get("pending", 0)
     not_listed = completeness.not_listed
-    left = pending + (not_listed or 0)
+    left = job.chunks.get("pending", 0) + (not_listed or 0)
     if not left:
         return None
 
     done = job.chunks.get("done", 0) - job.done_of_unknown_length
     audio_left_s = _audio_left_s(job, done, left)
-    rest = None  # over what is done
-    gpu_left_s = None
-    wall_left_s = None
-    if audio_left_s is not None and job.audio_processed_s > 0:
+    rest = 0.0  # over what is done; 0: not known
+    if audio_left_s and job.audio_processed_s > 0:
         rest = audio_left_s / job.audio_processed_s
-        gpu_left_s = rest * gpu_s or None
-        wall_left_s = rest * wall_s or None
+    wall_left_s = rest * wall_s or None
 
     # At the speed of the running tasks; the chunks left are weighted by their length.
     running = [task for task in job.tasks if task.state == RUNNING]
     last_sign_ms = max((task.last_sign_ms for task in running), default=0)
-    weighted = (rest or 0.0) * done or left
     paces = [task.done / task.wall_s for task in job.tasks if task.done and task.wall_s > 0]
-    end_ms = expected_end_ms([progress_of(task) for task in running], weighted, paces)
+    end_ms = expected_end_ms(list(map(progress_of, running)), rest * done or left, paces)
     if end_ms is not None:
         wall_left_s = (end_ms - last_sign_ms) / 1000
     end_at_ms = None
@@ -156,7 +149,7 @@ def estimate_rest(
         chunks=left,
         whole_source=not_listed is not None,
         audio_hours=audio_left_s and audio_left_s / 3600,
-        gpu_hours=gpu_left_s and gpu_left_s / 3600,
+        gpu_hours=rest * gpu_s / 3600 or None,
         wall_s=wall_left_s,
         end_at_ms=end_at_ms,
     )

@@ -370,10 +370,5 @@ def prometheus_lines(samples: Iterable[Sample]) -> Iterator[str]:
         # For Prometheus an empty label is the same as no label.
         pairs = [f'{label}="{text.translate(_ESCAPES)}"' for label, text in labels.items() if text]
         braces = f"{{{','.join(pairs)}}}" if pairs else ""
-        yield f"{name}{braces} {_number(round(value, 3))}\n"  # a sum in another order must not be smaller
-
-
-def _number(value: float) -> str:
-    if value == int(value) and abs(value) < 2**53:
-        return str(int(value))
-    return repr(float(value))
+        shown = repr(float(round(value, 3))).removesuffix(".0")  # a sum in another order must not be smaller
+        yield f"{name}{braces} {shown}\n"

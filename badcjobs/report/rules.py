@@ -8,15 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 from string import Formatter
 from typing import Any, NamedTuple
 
 from badcjobs import words
 from badcjobs.model import not_none
-from badcjobs.paths import shell_line
-from badcjobs.report.summary import Summary, percent_of
+from badcjobs.report.summary import Summary, ratio
 from badcjobs.store.accounting import StateTime
 from badcjobs.store.connect import grouped
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
@@ -89,20 +87,20 @@ class _Words(Formatter):
 
     def format_field(self, value: Any, format_spec: str) -> str:
         form = format_spec.rstrip("?")
-        if not form:
-            return str(value)
-        kind, *nouns = form.split()
-        if kind == "count":
-            return count(value, *(noun.replace("_", " ") for noun in nouns))
+        if form.startswith("count "):
+            return count(value, *_nouns(form))
         if "|" in form:
             singular, plural = form.split("|")
             return singular if value == 1 else plural
-        if kind in _FORMS:
-            return _FORMS[kind](value)
-        return format(value, format_spec)
+        return _FORMS[form](value)
+
+
+def _nouns(form: str) -> list[str]:
+    return [noun.replace("_", " ") for noun in form.split()[1:]]
 
 
 _FORMS: Mapping[str, Callable[[Any], str]] = {
+    "": str,
     "whole": lambda value: f"{value:,}",
     "one": lambda value: number(value, 1),  # one decimal
     "two": lambda value: number(value, 2),
@@ -113,15 +111,9 @@ _FORMS: Mapping[str, Callable[[Any], str]] = {
     "memory": words.memory,
     "energy": words.energy,
     "percent": share_words,
-    "size": words.data_size,
     "moment": words.moment,
     "indices": words.indices,
-    "before": lambda value: f"{value - 1}",  # the last index of that many tasks
-    "quoted": lambda path: shell_line(Path(path)),  # for a shell
-    "and": " and ".join,
-    "or": " or ".join,
     "list": ", ".join,
-    "words": " ".join,
     "last_line": lambda text: (text.strip().splitlines() or ["nothing"])[-1][:200],
 }
 
@@ -130,7 +122,7 @@ def say(template: str, figures: Figures) -> str:
     """Return a template filled with its figures.
 
     ``{many:count try tries}`` counts, ``{many:was|were}`` selects singular or plural, ``{seconds:duration}`` and the
-    other forms in _FORMS add a unit, ``{name}`` is inserted as it is; any other form is a Python format.
+    other forms in _FORMS add a unit, ``{name}`` is inserted as it is.
     """
     return plain(_Words().vformat(template, (), figures))
 
@@ -142,8 +134,7 @@ def general_words(template: str) -> str:
         space = match[1]
         form = match[2].partition(":")[2].rstrip("?")
         if form.startswith("count "):
-            nouns = [noun.replace("_", " ") for noun in form.split()[1:]]
-            return space + count(2, *nouns).replace("2", "N")
+            return space + count(2, *_nouns(form)).replace("2", "N")
         if "|" in form:
             return space + form.partition("|")[2]
         if form:
@@ -169,7 +160,7 @@ def middle(values: Iterable[float | None]) -> float | None:
 
 def share(part: float, whole: float) -> str:
     """Return a share as a percentage."""
-    return share_words(percent_of(part, whole))
+    return share_words(ratio(100 * part, whole))
 
 
 def seen_s(time: StateTime) -> float:
@@ -182,8 +173,7 @@ def seen_s(time: StateTime) -> float:
 def busy_share(devices: Iterable[DeviceFacts]) -> float | None:
     """Return the share of the measured time in which they were busy; None: nothing was measured."""
     times = [time for device in devices for time in device.states.values()]
-    measured_s = sum(seen_s(time) for time in times)
-    return sum(time.busy_s or 0.0 for time in times) / measured_s if measured_s else None
+    return ratio(sum(time.busy_s or 0.0 for time in times), sum(map(seen_s, times)))
 
 
 def has_tried(device: DeviceFacts) -> bool:
@@ -193,8 +183,7 @@ def has_tried(device: DeviceFacts) -> bool:
 
 def was_used(device: DeviceFacts) -> bool:
     """Say whether any chunk ran on it, including one in progress."""
-    worked = (device.states.get(state) for state in ("working", "failed", "lost"))
-    return has_tried(device) or any(time is not None and time.total_s > 0 for time in worked)
+    return has_tried(device) or any(device.state_s.get(state) for state in ("working", "failed", "lost"))
 
 
 def after_start_up(device: DeviceFacts) -> DeviceFacts:
@@ -236,11 +225,11 @@ def labels(devices: Iterable[DeviceFacts]) -> list[str]:
     return names
 
 
-def node_figures(nodes: Iterable[str], facts: JobFacts) -> dict[str, Any]:
+def node_figures(nodes: Iterable[str], facts: JobFacts) -> Figures:
     """Return the nodes, and those to exclude; if there are too many, a remark instead."""
     at = frozenset(nodes)
     everywhere = len({task.node for task in facts.tasks} | {device.node for device in facts.devices})
-    if len(at) > max(1, min(_MOST_NODES, _MOST_NODES_SHARE * everywhere)):
-        spread = f"{len(at):,} of {everywhere:,} nodes are affected: this points to a common cause, not to single nodes"
-        return {"nodes": len(at), "spread": spread}
-    return {"nodes": len(at), "spread": None, "exclude": at}
+    if len(at) <= max(1, min(_MOST_NODES, _MOST_NODES_SHARE * everywhere)):
+        return {"nodes": len(at), "spread": None, "exclude": at}
+    spread = f"{len(at):,} of {everywhere:,} nodes are affected: this points to a common cause, not to single nodes"
+    return {"nodes": len(at), "spread": spread}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from statistics import median
 from typing import NamedTuple
 
@@ -11,7 +11,6 @@ from badcjobs.report.rules import NOTE, PROBLEM, WARNING, Cases, Rule, labels, n
 from badcjobs.report.summary import Summary, count_devices
 from badcjobs.store.connect import grouped
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
-from badcjobs.words import count, number
 
 # --- hardware that failed ---------------------------------------------------------------------------------------------
 
@@ -47,17 +46,17 @@ _LOST = Rule(
     ),
 )
 def _broken(facts: JobFacts, summary: Summary) -> Cases:
-    nodes = {kind: frozenset(facts.alert_nodes.get(kind, ())) for kind in ("lost", "ecc", "fault")}
+    nodes = {kind: facts.alert_nodes.get(kind, ()) for kind in ("lost", "ecc", "fault")}
     for alert in facts.alerts:
         if alert.kind not in nodes:
             continue
         at = nodes[alert.kind]
-        if alert.kind == "fault" and at and at <= nodes["lost"] | nodes["ecc"]:
+        if alert.kind == "fault" and at and {*at} <= {*nodes["lost"], *nodes["ecc"]}:
             continue  # a lost GPU, or one with memory errors, reports them, too
         yield {
             alert.kind: True,
             "alert": alert,
-            "subjects": facts.alert_nodes.get(alert.kind, ()),
+            "subjects": at,
             **node_figures(at, facts),
         }
     lost = [device for device in facts.devices if device.work.gave_up == "gpu_lost"]
@@ -74,37 +73,57 @@ def _broken(facts: JobFacts, summary: Summary) -> Cases:
 # --- lowered clocks ---------------------------------------------------------------------------------------------------
 
 _THROTTLED_S = 60.0
-_THROTTLED = 0.05
+_THROTTLED_SHARE = 0.05
 # Large GPUs often reach their power limit; it matters if the clock falls far.
 _CAPPED = 0.3
 _CAPPED_CLOCK = 0.8
-_SLOWED = "{of_time} of {seen_s:gpu_time} with a reduced clock"
-
-
-@topic(
-    Rule(
-        "throttled_thermal",
-        WARNING,
-        says="{many:count GPU} reduced {many:its|their} clock because of heat.",
-        evidence=(_SLOWED, "highest temperature: {hottest} °C", "{spread}"),
-        fix="Ask the site to check the cooling of {nodes:this node|these nodes}.",
-    )
+_THROTTLED = Rule(
+    "throttled_thermal",
+    WARNING,
+    when="heat",
+    says="{many:count GPU} reduced {many:its|their} clock because of heat.",
+    evidence=(
+        "{of_time} of {seen_s:gpu_time} with a reduced clock",
+        "highest temperature: {hottest} °C",
+        "power limit: {limit} W",
+        "{spread}",
+    ),
+    fix="Ask the site to check the cooling of {nodes:this node|these nodes}.",
 )
-def _overheated(facts: JobFacts, summary: Summary) -> Cases:
-    return _throttled(facts, _samples_slowed_by_heat)
 
 
 @topic(
-    Rule(
-        "throttled_power",
-        WARNING,
+    _THROTTLED,
+    _THROTTLED._replace(
+        kind="throttled_power",
+        when="",
         says="{many:count GPU} reduced {many:its|their} clock to save power.",
-        evidence=(_SLOWED, "power limit: {limit} W", "{spread}"),
         fix="Either the site has set a low power limit, or the power supply is overloaded. Ask the site.",
-    )
+    ),
 )
-def _power_limited(facts: JobFacts, summary: Summary) -> Cases:
-    return _throttled(facts, _samples_slowed_to_save_power)
+def _throttled(facts: JobFacts, summary: Summary) -> Cases:
+    for samples_of in (_samples_slowed_by_heat, _samples_slowed_to_save_power):
+        slowed = []
+        slowed_s = 0.0
+        for device in facts.devices:
+            span_s = device.span_s or 0.0
+            its_s = samples_of(device) / max(1, device.samples) * span_s
+            if its_s >= max(_THROTTLED_S, _THROTTLED_SHARE * span_s):
+                slowed.append(device)
+                slowed_s += its_s
+        if not slowed:
+            continue
+        seen_s = sum(device.span_s or 0.0 for device in slowed)
+        yield {
+            "heat": samples_of is _samples_slowed_by_heat,
+            "many": count_devices(slowed),
+            "of_time": share(slowed_s, seen_s),
+            "seen_s": seen_s,
+            "hottest": max(not_none(device.temperature_max_c for device in slowed), default=None),
+            "limit": min((round(device.power_limit_w) for device in slowed if device.power_limit_w), default=None),
+            "subjects": labels(slowed),
+            **node_figures((device.node for device in slowed), facts),
+        }
 
 
 def _samples_slowed_by_heat(device: DeviceFacts) -> int:
@@ -122,29 +141,6 @@ def _samples_slowed_to_save_power(device: DeviceFacts) -> int:
     if clock is None or clock.p50 >= _CAPPED_CLOCK * clock.maximum or capped < _CAPPED * device.samples:
         return samples
     return max(samples, capped)
-
-
-def _throttled(facts: JobFacts, samples_of: Callable[[DeviceFacts], int]) -> Cases:
-    slowed = []
-    slowed_s = 0.0
-    for device in facts.devices:
-        span_s = device.span_s or 0.0
-        its_s = samples_of(device) / device.samples * span_s if device.samples else 0.0
-        if its_s >= max(_THROTTLED_S, _THROTTLED * span_s):
-            slowed.append(device)
-            slowed_s += its_s
-    if not slowed:
-        return
-    seen_s = sum(device.span_s or 0.0 for device in slowed)
-    yield {
-        "many": count_devices(slowed),
-        "of_time": share(slowed_s, seen_s),
-        "seen_s": seen_s,
-        "hottest": max(not_none(device.temperature_max_c for device in slowed), default=None),
-        "limit": min((round(device.power_limit_w) for device in slowed if device.power_limit_w), default=None),
-        "subjects": labels(slowed),
-        **node_figures((device.node for device in slowed), facts),
-    }
 
 
 # --- other processes --------------------------------------------------------------------------------------------------
@@ -278,12 +274,10 @@ def _slow(facts: JobFacts, summary: Summary) -> Cases:
         }
 
 
-# --- measurements that are missing, or disagree -----------------------------------------------------------------------
+# --- measurements that are missing ------------------------------------------------------------------------------------
 
 _GAP = 0.05
 _GAP_S = 60.0
-_ENERGY = 0.05
-_ENERGY_S = 120.0
 
 
 _GAPS = Rule(
@@ -293,7 +287,6 @@ _GAPS = Rule(
     evidence=(
         "{total_s:gpu_time} of {all_s:gpu_time} without readings",
         "{blind:whole?} of {followed:count device} of the tasks without any reading",
-        "{reasons}",
     ),
     fix="The numbers of these devices cover only the rest of the time.",
 )
@@ -316,7 +309,6 @@ def _gaps(facts: JobFacts, summary: Summary) -> Cases:
     if total_s < max(_GAP_S, _GAP * all_s):
         return
     blind = sum(not device.samples for device in followed)
-    gaps = [gap for gap in facts.gaps if gap.metric is None][:3]
     worst_first = sorted(followed, key=lambda device: -gap_s[device.device_id])
     yield {
         "severity": WARNING if blind or total_s > 0.5 * all_s else NOTE,
@@ -325,54 +317,8 @@ def _gaps(facts: JobFacts, summary: Summary) -> Cases:
         "all_s": all_s,
         "blind": blind,
         "followed": len(followed),
-        "reasons": [f"{count(gap.gaps, 'gap')}, {number(gap.seconds, 0)} s: {gap.reason}" for gap in gaps],
         "subjects": labels(device for device in worst_first if gap_s[device.device_id] > 0),
     }
 
 
-@topic(
-    Rule(
-        "energy_disagrees",
-        NOTE,
-        says="On {devices:count device} the energy counter and the power readings disagree.",
-        evidence=(
-            "largest difference: the counter shows {percent:round} % of the sum of the power readings",
-            "{worst}: {counted_wh:one} Wh by the counter, {added_wh:one} Wh by power readings",
-        ),
-        fix="Treat the energy of this job as an estimate; on healthy GPUs both agree within 1 %.",
-    )
-)
-def _energy(facts: JobFacts, summary: Summary) -> Cases:
-    differences = []
-    for device in facts.devices:
-        difference = _energy_difference(device)
-        if difference is not None:
-            differences.append((device, difference))
-    if not differences:
-        return
-    worst, difference = max(differences, key=lambda pair: abs(pair[1]))
-    yield {
-        "devices": count_devices(device for device, _ in differences),
-        "percent": 100 + 100 * difference,
-        "worst": labels([worst])[0],
-        "counted_wh": (worst.energy_counter_j or 0.0) / 3600,
-        "added_wh": (worst.energy_integrated_j or 0.0) / 3600,
-        "subjects": labels(device for device, _ in differences),
-    }
-
-
-def _energy_difference(device: DeviceFacts) -> float | None:
-    """Return by how much more power the counter shows than the readings, as a share; None: they agree."""
-    span_s = device.energy_counter_span_s
-    counted_j = device.energy_counter_j
-    added_j = device.energy_integrated_j
-    measured_s = sum(device.measured_s.values())
-    of_card = (device.uuid or "").startswith("MIG-")  # the counter is that of the GPU, with all its slices
-    if of_card or not span_s or not counted_j or not added_j or min(span_s, measured_s) < _ENERGY_S:
-        return None
-    difference = (counted_j / span_s) / (added_j / measured_s) - 1
-    different_times = abs(span_s - measured_s) / span_s
-    return difference if abs(difference) > _ENERGY + different_times else None
-
-
-TOPICS = (_broken, _overheated, _power_limited, _foreign, _slow, _gaps, _energy)
+TOPICS = (_broken, _throttled, _foreign, _slow, _gaps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from badcjobs.model import LEAST_CPUS, Billing, advised_gb
 from badcjobs.report.progress import NOT_ENDED
@@ -137,7 +137,7 @@ _UNUSED_S = 60.0  # per device; a task with nothing to do ends earlier
         evidence=("{cost_s:gpu_time} unused", "{workers:count worker?} started on them, no chunk tried"),
         fix="Request only as many GPUs as you use. To use them all, omit --max-gpus and have more chunks than GPUs. If"
         " workers were started on them, read the task log to see why they did nothing.",
-        lines=("#SBATCH --gpus-per-node={used}",),
+        lines=("#SBATCH --gpus-per-node={used:?}",),
     )
 )
 def _unused(facts: JobFacts, summary: Summary) -> Cases:
@@ -148,7 +148,9 @@ def _unused(facts: JobFacts, summary: Summary) -> Cases:
         own = devices[task.name]
         if task.engine is not None and (task.pending or any(map(was_used, own))):
             granted += own
-            unused += _idle_for_long(own, running=task.state in NOT_ENDED)
+            if task.state in NOT_ENDED:  # its engines may still be starting
+                own = list(map(after_start_up, own))
+            unused += [device for device in own if not was_used(device) and device.total_s >= _UNUSED_S]
     if not unused:
         return
     gpu_s = sum(device.total_s for device in unused)
@@ -159,19 +161,9 @@ def _unused(facts: JobFacts, summary: Summary) -> Cases:
         "granted": len(granted),
         "cost_s": gpu_s,
         "workers": sum(device.work.workers for device in unused),
-        "used": used or None,
+        "used": used,
         "subjects": labels(unused),
     }
-
-
-def _idle_for_long(devices: Iterable[DeviceFacts], *, running: bool) -> list[DeviceFacts]:
-    """Return the devices that were never used; engines of a running task may still be starting."""
-    idle = []
-    for device in devices:
-        idle_s = after_start_up(device).total_s if running else device.total_s
-        if not was_used(device) and idle_s >= _UNUSED_S:
-            idle.append(device)
-    return idle
 
 
 # --- memory, time and cores -------------------------------------------------------------------------------------------
@@ -393,7 +385,7 @@ def make_bill(facts: JobFacts, billing: Billing | None) -> Bill | None:
     no_memory = any(task.memory_limit_bytes is None for task in tasks)
     no_cores = any(task.cpus is None for task in tasks)
     if (billing.memory_gb and no_memory) or (billing.cpu and no_cores):
-        return Bill(why_unknown="the request was not recorded")
+        return None
 
     used = without_unused(facts).tasks
     largest = max(used, key=lambda task: (task.audio_s > 0, task.devices or 0, task.workers or 0))

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from badcjobs.model import TaskKey, not_none
 from badcjobs.model.decisions import Code
 from badcjobs.report.progress import KILLED, RUNNING, SILENT
-from badcjobs.report.rules import NOTE, PROBLEM, WARNING, Cases, Rule, severity_of, share, topic
+from badcjobs.report.rules import NOTE, PROBLEM, WARNING, Cases, Figures, Rule, severity_of, share, topic
 from badcjobs.report.rules_requests import needed_more
 from badcjobs.report.summary import Summary, chunk_name
 from badcjobs.store.connect import grouped
@@ -68,7 +67,7 @@ def _missing(facts: JobFacts, summary: Summary) -> Cases:
 _CONTINUED = "Nothing to do about these tasks: other attempts have taken over their work."
 
 
-def _unended(tasks: Sequence[TaskFacts], facts: JobFacts, summary: Summary) -> dict[str, Any]:
+def _unended(tasks: Sequence[TaskFacts], facts: JobFacts, summary: Summary) -> Figures:
     """Return what is left of the work of these tasks, and whether other tasks continue it."""
     return {
         "many": len(tasks),
@@ -233,18 +232,17 @@ ADVICE = {  # by error class
 }
 
 
-def _named(chunks: Sequence[FailedChunk], facts: JobFacts, summary: Summary) -> dict[str, Any]:
-    """Return the names of the chunks, and a remark if some are missing: only the first thousand are read."""
-    some_named = None
-    if len(facts.failed) < summary.failed:
-        some_named = f"only the first {len(facts.failed):,} of {summary.failed:,} failed chunks are listed"
-    names = [chunk_name(chunk.recording_id, chunk.chunk_id) for chunk in chunks]
-    return {"some_named": some_named, "at_least": "At least " if some_named else "", "subjects": names}
+def _names(chunks: Sequence[FailedChunk]) -> list[str]:
+    return [chunk_name(chunk.recording_id, chunk.chunk_id) for chunk in chunks]
 
 
-def _by_class(facts: JobFacts) -> dict[str, list[FailedChunk]]:
-    """Return the failed chunks by error class."""
-    return grouped((chunk.error_class, chunk) for chunk in facts.failed if chunk.status == "failed")
+def _failures(facts: JobFacts) -> dict[str, list[FailedChunk]]:
+    """Return the failed chunks by error class, without the classes that have a finding of their own."""
+    own_findings = {_OOM, "ran_on_cpu"}
+    if any(task.memory_limit_bytes for task in facts.tasks):
+        own_findings.add("host_memory")
+    failed = (chunk for chunk in facts.failed if chunk.status == "failed" and chunk.error_class not in own_findings)
+    return grouped((chunk.error_class, chunk) for chunk in failed)
 
 
 @topic(
@@ -252,7 +250,7 @@ def _by_class(facts: JobFacts) -> dict[str, list[FailedChunk]]:
         "poison_chunks",
         WARNING,
         says="{many:count chunk} crashed the engine twice and {many:was|were} given up.",
-        evidence=("errors: {how}", "{some_named}"),
+        evidence=("errors: {how:?}",),
         fix="Check {many:this file|one of these files}. The next run tries {many:it|them} again.",
     )
 )
@@ -263,7 +261,7 @@ def _poison(facts: JobFacts, summary: Summary) -> Cases:
     chunks = [chunk for chunk in facts.failed if chunk.status == "poison"]
     classes = Counter(chunk.error_class for chunk in chunks).most_common(3)
     how = ", ".join(f"{times} × {error_class}" for error_class, times in classes)
-    yield {"many": many, "how": how or None, **_named(chunks, facts, summary)}
+    yield {"many": many, "how": how, "subjects": _names(chunks)}
 
 
 @topic(
@@ -282,7 +280,7 @@ def _poison(facts: JobFacts, summary: Summary) -> Cases:
     )
 )
 def _out_of_memory(facts: JobFacts, summary: Summary) -> Cases:
-    for_good = _by_class(facts)[_OOM]
+    for_good = [chunk for chunk in facts.failed if (chunk.status, chunk.error_class) == ("failed", _OOM)]
     limits = [decision for decision in facts.decisions if decision.code in _LIMITS and "limit_s" in decision.figures]
     learned = []
     shorter = "shorter"
@@ -298,7 +296,7 @@ def _out_of_memory(facts: JobFacts, summary: Summary) -> Cases:
                 "for_good": len(for_good),
                 "learned": learned,
                 "shorter": shorter,
-                **_named(for_good, facts, summary),
+                "subjects": _names(for_good),
             }
 
 
@@ -307,14 +305,14 @@ def _out_of_memory(facts: JobFacts, summary: Summary) -> Cases:
         "failed_chunks",
         "{severity}",
         says="{at_least}{many:count chunk} failed for good: {class}.",
-        evidence=("{of_chunks} of {s.chunks:count chunk}", "engine error: {error:last_line}", "{some_named}"),
+        evidence=("{of_chunks} of {s.chunks:count chunk}", "engine error: {error:last_line}"),
         fix="{advice}",
     )
 )
 def _failed(facts: JobFacts, summary: Summary) -> Cases:
-    own_findings = _with_own_finding(facts)
-    classes = [(name, chunks) for name, chunks in _by_class(facts).items() if name not in own_findings]
-    for error_class, chunks in sorted(classes, key=lambda pair: -len(pair[1]))[:_MOST_CLASSES]:
+    at_least = "At least " if len(facts.failed) < summary.failed else ""  # only the first thousand are read
+    largest_first = sorted(_failures(facts).items(), key=lambda pair: -len(pair[1]))
+    for error_class, chunks in largest_first[:_MOST_CLASSES]:
         many = len(chunks)
         yield {
             "severity": PROBLEM if many > _MANY * summary.chunks else WARNING,
@@ -324,16 +322,9 @@ def _failed(facts: JobFacts, summary: Summary) -> Cases:
             "error": chunks[0].error,
             "advice": ADVICE.get(error_class, USUAL_ADVICE),
             "cost_s": facts.failed_gpu_s,
-            **_named(chunks, facts, summary),
+            "at_least": at_least,
+            "subjects": _names(chunks),
         }
-
-
-def _with_own_finding(facts: JobFacts) -> set[str]:
-    """Return the error classes that have a finding of their own."""
-    classes = {_OOM, "ran_on_cpu"}
-    if any(task.memory_limit_bytes for task in facts.tasks):
-        classes.add("host_memory")
-    return classes
 
 
 @topic(
@@ -355,7 +346,7 @@ def _failed_tries(facts: JobFacts, summary: Summary) -> Cases:
     all_s = 3600 * summary.gpu_hours
     if worst is None or worst.error_class == _OOM or cost_s < max(_COSTLY_S, _COSTLY * all_s):
         return
-    if _by_class(facts).keys() - _with_own_finding(facts):
+    if _failures(facts):
         return
     yield {
         "cost_s": cost_s,

@@ -16,6 +16,7 @@ from badcjobs.report.rules import (
     NOTE,
     WARNING,
     Cases,
+    Figures,
     Rule,
     after_start_up,
     busy_share,
@@ -56,29 +57,15 @@ class _Group(NamedTuple):
 # --- what is said -----------------------------------------------------------------------------------------------------
 
 _OPTIONS = "Add these options to badcjobs run."
-_READ_AHEAD = (
-    "Let badcjobs copy audio to the local disk ahead of time (--config run.stage=always), and use fewer, larger files."
-    f" With more workers per GPU, one works while another waits. {_OPTIONS}"
-)
-_READ_AHEAD_OPTIONS = ("--config run.stage=always --workers-per-gpu auto",)
-_EVEN_CHUNKS = "Cut long recordings into chunks of about the same length, or request fewer GPUs per task."
 _CPU = "{used_cores:one} of {cores_granted:round} cores busy (median), with {each:count worker}"
 _BUSY = "busy {busy} of {measured_s:gpu_time} on {devices:count device} in {subjects_many:count task}"
 _AUTO = ("--workers-per-gpu auto",)
 _MORE_WORKERS = ("+workers", "+memory", "+cores")
-_FEWER_TASKS = ("-tasks", "+time")
 
 
 def _cause(name: str, says: str, *evidence: str, only: str = "", **more: Any) -> Rule:
     """Return the rule for a main cause; ``only``: a figure that must be set as well."""
-    return Rule(
-        name,
-        "{severity}",
-        says,
-        (_BUSY, *evidence),
-        **more,
-        when=f"{name} {only}",
-    )
+    return Rule(name, "{severity}", says, (_BUSY, *evidence), **more, when=f"{name} {only}")
 
 
 _FEW_WORKERS = (
@@ -114,15 +101,16 @@ _UNKNOWN = (
         fix="Use fewer array tasks for the same work, so that each runs for at least half an hour. If there were many"
         " more starts than workers, first find out why engines ended (job.sqlite, table attempt).",
         lines=("#SBATCH --array=0-{last_index}",),
-        wants=_FEWER_TASKS,
+        wants=("-tasks", "+time"),
     ),
     _cause(
         "waiting_for_audio",
         "The GPUs waited for audio; they were busy {busy} of the time.",
         "waiting: {of_idle}",
         _CPU,
-        fix=_READ_AHEAD,
-        lines=_READ_AHEAD_OPTIONS,
+        fix="Let badcjobs copy audio to the local disk ahead of time (--config run.stage=always), and use fewer, larger"
+        f" files. With more workers per GPU, one works while another waits. {_OPTIONS}",
+        lines=("--config run.stage=always --workers-per-gpu auto",),
         wants=_MORE_WORKERS,
     ),
     _cause(
@@ -140,7 +128,7 @@ _UNKNOWN = (
         "why not more workers: {short}",
         only="short",
         fix="Request more main memory: there was too little to add workers.",
-        lines=("#SBATCH --mem={more_gib}G",),
+        lines=("#SBATCH --mem={more_gib:?}G",),
         wants=_MORE_WORKERS,
     ),
     _cause(
@@ -156,7 +144,7 @@ _UNKNOWN = (
         "At the end of a task most GPUs wait while one still works on its last chunk.",
         "waiting for others: {of_idle}",
         "longest chunk {longest_s:duration}, median {p50_s:duration}",
-        fix=_EVEN_CHUNKS,
+        fix="Cut long recordings into chunks of about the same length, or request fewer GPUs per task.",
     ),
     _cause(
         "low_busy",
@@ -225,7 +213,7 @@ def _granted_s(groups: Sequence[_Group]) -> float:
 # --- the main cause ---------------------------------------------------------------------------------------------------
 
 
-def _loss(cause: str, by_cause: Mapping[str, float], groups: Sequence[_Group], facts: JobFacts) -> dict[str, Any]:
+def _loss(cause: str, by_cause: Mapping[str, float], groups: Sequence[_Group], facts: JobFacts) -> Figures:
     """Return the figures that the rules need."""
     tasks = [group.task for group in groups]
     devices = [device for group in groups for device in group.devices]
@@ -322,7 +310,7 @@ def _reasons(facts: JobFacts, codes: Collection[Code]) -> list[str]:
     return [decision.reason for decision in facts.decisions if decision.code in codes]
 
 
-def _start_up_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> dict[str, Any]:
+def _start_up_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> Figures:
     """Return how long engine starts and chunks took, and the array size that starts fewer engines."""
     starting_s = sum(device.state_s.get("start_up", 0.0) for device in devices)
     array_tasks = len({(task.job_id, task.array_index) for task in facts.tasks})
@@ -339,7 +327,7 @@ def _start_up_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts]
     }
 
 
-def _request_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts]) -> dict[str, Any]:
+def _request_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts]) -> Figures:
     """Return how busy the cores were, and how many cores or GPUs to request where the GPUs wait for cores."""
     granted = max(task.cpus or 0 for task in tasks)
     gpus = max(task.devices or 0 for task in tasks)
@@ -357,7 +345,7 @@ def _request_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts])
     return figures
 
 
-def _worker_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> dict[str, Any]:
+def _worker_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> Figures:
     """Return the workers, the memory for more of them, and the result of trying more."""
     workers = sum(task.workers or 1 for task in tasks)
     requested = max(task.memory_limit_bytes or 0 for task in tasks)
@@ -370,9 +358,9 @@ def _worker_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], 
         "memory_used": max(not_none(device.memory_peak_bytes for device in devices), default=None),
         "memory_total": max(not_none(device.memory_total_bytes for device in devices), default=None),
         "per_gpu": workers / max(1, len(devices)),
-        "short": [*no_memory, None][0],
-        "more_gib": math.ceil(2 * requested / 2**30) or None,
-        "tried": [*tried, None][0],
+        "short": next(iter(no_memory), None),
+        "more_gib": math.ceil(2 * requested / 2**30),
+        "tried": next(iter(tried), None),
     }
 
 

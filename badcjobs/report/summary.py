@@ -47,20 +47,19 @@ class StateSummary:
     busy_hours: float | None
     energy_wh: float | None
     energy_share_percent: float | None  # of the known energy of all devices
-    measured_percent: float | None = None  # share of the time for which the power is known
+    measured_percent: float | None  # share of the time for which the power is known
 
 
 @dataclass(frozen=True, slots=True)
 class Bill:
     """What a job is billed by the weights of its site, and what the same work would cost with the advised request."""
 
-    units: float | None = None
-    units_per_1000_audio_hours: float | None = None
-    advised_units_per_1000_audio_hours: float | None = None  # None: what the tasks used was not measured
-    advised_gpus: int | None = None  # of a task
-    advised_cpus: int | None = None
-    advised_mem_gb: int | None = None
-    why_unknown: str | None = None  # then nothing else is known
+    units: float
+    units_per_1000_audio_hours: float | None
+    advised_units_per_1000_audio_hours: float | None  # None: what the tasks used was not measured
+    advised_gpus: int  # of a task
+    advised_cpus: int
+    advised_mem_gb: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +82,7 @@ class Summary:
     cut_short: CutShort | None = None  # an interrupted submit in the run folder
     place: str = ""  # the run folder or the file, for commands
     queue: Queue | None = None  # what Slurm has of the run now; None: it was not asked, or it is no run under Slurm
-    bill: Bill | None = None  # None: the site has no weights, or no task had a GPU of Slurm
+    bill: Bill | None = None  # None: the site has no weights, or what the tasks requested from Slurm is not known
 
     @property
     def tasks(self) -> int:
@@ -206,10 +205,11 @@ class Summary:
     @property
     def energy_measured_percent(self) -> float | None:
         """The share of the GPU time with known energy; None: no energy is known."""
-        measured = ratio(sum(device.energy_measured_s for device in self.metered), self.gpu_hours * 3600)
-        if measured is None or not self.energy_devices:
+        if not self.metered:
             return None
-        return 100 * min(1.0, measured)  # rounding must not make it more
+        gpu_s = self.gpu_hours * 3600
+        measured_s = sum(device.energy_measured_s for device in self.metered)
+        return ratio(100 * min(measured_s, gpu_s), gpu_s)  # rounding must not make it more
 
     @property
     def kwh_per_1000_audio_hours(self) -> float | None:
@@ -310,11 +310,6 @@ def sum_known(values: Iterable[float | None]) -> float | None:
     return sum(known_values) if known_values else None
 
 
-def percent_of(part: float, whole: float) -> float | None:
-    """Return a share as a percentage; None if the whole is 0."""
-    return 100 * part / whole if whole > 0 else None
-
-
 # --- all devices together ---------------------------------------------------------------------------------------------
 
 # State in the table device_time → its name for people.
@@ -349,15 +344,15 @@ def add_up_states(devices: Sequence[DeviceFacts], gpu_s: float) -> dict[str, Sta
         if state_s <= 0 and not joules[state]:
             continue
         busy_s = sum_known(time.busy_s for time in times)
-        measured = ratio(sum(time.measured_s for time in times), state_s)
+        measured_s = min(state_s, sum(time.measured_s for time in times))
         state_j = sum_known(joules[state])
         summaries[state] = StateSummary(
             gpu_hours=state_s / 3600,
-            share_percent=percent_of(state_s, total_s + missing_s),
+            share_percent=ratio(100 * state_s, total_s + missing_s),
             busy_hours=busy_s and busy_s / 3600,
             energy_wh=state_j and state_j / 3600,
-            energy_share_percent=None if state_j is None else percent_of(state_j, total_j),
-            measured_percent=measured and 100 * min(1.0, measured),
+            energy_share_percent=state_j and ratio(100 * state_j, total_j),
+            measured_percent=ratio(100 * measured_s, state_s),
         )
     return summaries
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from rich.cells import cell_len, set_cell_size
 
@@ -20,8 +20,7 @@ FOLD = 15  # rows of a longer table on a page that are shown at first
 _SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~$&])")
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """A cell in a column of numbers, and the number to sort by; None: not known."""
 
     words: str
@@ -38,8 +37,7 @@ def columns(*marked: str) -> tuple[Column, ...]:
     return tuple((heading.lstrip("<"), kinds[len(heading) - len(heading.lstrip("<"))]) for heading in marked)
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """A title, columns and rows."""
 
     name: str  # stable: the id of the table on the page

@@ -6,7 +6,6 @@ Markdown is for a lab notebook: all text from files is escaped.
 
 from __future__ import annotations
 
-import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -48,11 +47,6 @@ def wrap(line: str, *, indent: int, width: int = WIDTH, whole_words: bool = True
     )
 
 
-def fit(line: str, width: int = WIDTH) -> str:
-    """Return a line cut to the width."""
-    return beginning(plain(line), width)
-
-
 # --- one job ----------------------------------------------------------------------------------------------------------
 
 
@@ -64,34 +58,33 @@ def summary_text(
     ``colour`` is for terminals. Tables are in the other forms.
     """
     verdict = verdict_of(summary)
-    worst = summary.findings[:MOST_FINDINGS]
-    lines = [*_title_lines(verdict, title, colour=colour, width=width), ""]
-    lines += [*_labelled_lines(verdict.lines, width), ""]
-    for finding in worst:
-        lines += [*_finding_lines(finding, colour=colour, width=width), ""]
-    if not summary.findings:
-        lines += [*wrap(f"  {no_findings_words(summary)}", indent=2, width=width), ""]
-    lines += [*_labelled_lines(headlines(summary), width), ""]
-    for finding in summary.findings[MOST_FINDINGS:]:
-        lines += [*_finding_lines(finding, colour=colour, width=width), ""]
-
+    findings = [_finding_lines(finding, colour=colour, width=width) for finding in summary.findings]
+    evidence = []
     for finding in summary.findings:
-        evidence = f"  {finding.kind.replace('_', ' ')}: {'; '.join(_evidence(finding))}"
-        lines += wrap(evidence, indent=4, width=width, whole_words=False)
-    if summary.findings:
-        lines.append("")
-    for texts in detail_lists(summary, _MOST):
-        if texts:
-            lines += [*_list_lines(texts, width), ""]
-    if more:
-        lines += [*more, ""]
-    return "\n".join([*lines, *next_lines(verdict, width)]).rstrip()
+        figures = f"  {finding.kind.replace('_', ' ')}: {'; '.join(_evidence(finding))}"
+        evidence += wrap(figures, indent=4, width=width, whole_words=False)
+    return _joined(
+        _title_lines(verdict, title, colour=colour, width=width),
+        _labelled_lines(verdict.lines, width),
+        *(findings[:MOST_FINDINGS] or [wrap(f"  {no_findings_words(summary)}", indent=2, width=width)]),
+        _labelled_lines(headlines(summary), width),
+        *findings[MOST_FINDINGS:],
+        evidence,
+        *(_list_lines(texts, width) for texts in detail_lists(summary, _MOST)),
+        more,
+        next_lines(verdict, width),
+    )
+
+
+def _joined(*blocks: Sequence[str]) -> str:
+    """Return blocks of lines as text, with an empty line between two."""
+    return "\n\n".join("\n".join(block) for block in blocks if block)
 
 
 def _title_lines(verdict: Verdict, title: str, *, colour: bool, width: int) -> list[str]:
     """Return the title with the verdict, and a bar of the chunks."""
     room = max(8, width - len(verdict.outcome) - 2)
-    lines = wrap(f"{fit(title, room)}: {verdict.outcome}", indent=2, width=width)
+    lines = wrap(f"{beginning(plain(title), room)}: {verdict.outcome}", indent=2, width=width)
     if colour:
         lines[0] = lines[0].replace(f": {verdict.word}", f": {_painted(verdict.word, verdict.state)}", 1)
     done, failed, left = verdict.chunks
@@ -187,10 +180,7 @@ def _finding_markdown(finding: Finding) -> list[str]:
 
 
 def _code(lines: Sequence[str]) -> str:
-    """Return lines as a code block; the fence is longer than any run of backticks in them."""
-    text = "\n".join(lines)
-    fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
-    return f"{fence}sh\n{text}\n{fence}"
+    return "\n".join(["```sh", *lines, "```"])
 
 
 # --- two jobs side by side --------------------------------------------------------------------------------------------
@@ -198,18 +188,15 @@ def _code(lines: Sequence[str]) -> str:
 
 def comparison_text(comparison: Comparison, width: int = WIDTH) -> str:
     """Return the comparison as tables with one column for each job."""
-    lines = [*wrap(comparison.conclusion, indent=2, width=width, whole_words=False), ""]
+    blocks = [wrap(comparison.conclusion, indent=2, width=width, whole_words=False)]
     for news, command in news_of(comparison):
-        lines += wrap(f"  {news}", indent=2, width=width)
+        blocks.append(wrap(f"  {news}", indent=2, width=width))
         if command is not None:
-            lines.append(f"    {plain(command)}")
-        lines.append("")
+            blocks[-1].append(f"    {plain(command)}")
     for _, part in comparison_tables(comparison):
-        if isinstance(part, Table):
-            lines += [*map(plain, table_text(part, width)), ""]
-        else:
-            lines += [f"  {part}", ""]
-    return "\n".join(lines).rstrip()
+        lines = table_text(part, width) if isinstance(part, Table) else [f"  {part}"]
+        blocks.append([plain(line) for line in lines])
+    return _joined(*blocks)
 
 
 def comparison_markdown(comparison: Comparison) -> str:

@@ -7,14 +7,13 @@ summary (``verdict_of``); the live views from what they know while tasks run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from badcjobs.model import NameGaps, load_word
 from badcjobs.paths import shell_line
 from badcjobs.report.progress import RUNNING
-from badcjobs.report.rules import busy_share, known_texts
+from badcjobs.report.rules import Figures, busy_share, known_texts
 from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, Summary
 from badcjobs.sources.mistakes import left_out_words
 from badcjobs.sources.places import place_words
@@ -44,8 +43,7 @@ _RESULT = (
 Steps = tuple[tuple[str, str], ...]  # what to do: words (may be empty), a line to paste
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What to read first; every number appears in it once."""
 
     state: str  # done, failed, stopped (work is left), running
@@ -172,7 +170,7 @@ def _judge_tasks(summary: Summary, left_out: int) -> Outcome:
     return Outcome(state, "all done")
 
 
-def _figures(summary: Summary) -> dict[str, object]:
+def _figures(summary: Summary) -> Figures:
     """Return the figures of _COST and _RESULT."""
     busy = busy_share(summary.devices)
     busy_percent = busy and 100 * busy
@@ -247,113 +245,80 @@ def _finish_steps(summary: Summary) -> Steps:
 
 _LABELS = 5  # the most frequent ones
 # Name → templates; a headline is left out if all of its templates are.
-HEADLINES = (
-    (
-        "tasks",
-        (
-            "{s.tasks:whole} ({verdicts})",
-            "; no database from array index {missing:indices}",
-            " (see {log})",
-        ),
+HEADLINES = {
+    "tasks": (
+        "{s.tasks:whole} ({verdicts})",
+        "; no database from array index {s.tasks_missing:indices?}",
+        " (see {log})",
     ),
-    ("merged", ("{news}",)),
-    ("submit", ("{cut_short.what}",)),
-    (
-        "chunks",
-        (
-            "{s.facts.tries:count try tries?}",
-            "; {s.facts.conflicts:whole?} done more than once, the last result counts",
-            " ({s.facts.restarted:whole?} after a node failure)",
-            "; {s.facts.cpu_tries:whole?} on the CPU ({s.audio_hours_on_cpu:two} hours of audio)",
-            "; {s.facts.done_of_unknown_length:whole?} of unknown length",
-        ),
+    "merged": ("{news:?}",),
+    "submit": ("{cut_short.what}",),
+    "chunks": (
+        "{s.facts.tries:count try tries?}",
+        "; {s.facts.conflicts:whole?} done more than once, the last result counts",
+        " ({s.facts.restarted:whole?} after a node failure)",
+        "; {s.facts.cpu_tries:whole?} on the CPU ({s.audio_hours_on_cpu:two} hours of audio)",
+        "; {s.facts.done_of_unknown_length:whole?} of unknown length",
     ),
-    (
-        "source",
-        (
-            "not compared: {why_unknown}",
-            "{rows:count row}",
-            "; {not_listed:whole?} in no task",
-            "; {strangers:count row?} in the job but not in the source",
-        ),
+    "source": (
+        "not compared: {why_unknown}",
+        "{rows:count row}",
+        "; {not_listed:whole?} in no task",
+        "; {strangers:count row?} in the job but not in the source",
     ),
-    ("recordings", ("{names}",)),
-    ("places", ("{places}",)),
-    ("left out", ("{left_out}",)),
-    ("GPU use", ("{use:list}",)),
-    (
-        "left",
-        (
-            "about {rest.audio_hours:one?} audio-hours",
-            " and {rest.gpu_hours:one?} GPU-hours",
-            "; about {rest.wall_s:duration?} of running time",
-            "; expected end: about {rest.end_at_ms:moment?}",
-        ),
+    "recordings": ("{names:?}",),
+    "places": ("{places}",),
+    "left out": ("{left_out:?}",),
+    "GPU use": ("{use:list?}",),
+    "left": (
+        "about {rest.audio_hours:one?} audio-hours",
+        " and {rest.gpu_hours:one?} GPU-hours",
+        "; about {rest.wall_s:duration?} of running time",
+        "; expected end: about {rest.end_at_ms:moment?}",
     ),
-    (
-        "energy",
-        (
-            "{s.kwh_per_1000_audio_hours:two?} kWh per 1,000 audio-hours",
-            " ({joules:round} J per audio-hour)",
-        ),
+    "energy": (
+        "{s.kwh_per_1000_audio_hours:two?} kWh per 1,000 audio-hours",
+        " ({joules:round} J per audio-hour)",
     ),
-    (
-        "bill",
-        (
-            "not known: {unbilled}",
-            "{bill.units_per_1000_audio_hours:one?} units per 1,000 audio-hours",
-            "; with --gpus-per-node={bill.advised_gpus} --cpus-per-task={bill.advised_cpus}"
-            " --mem={bill.advised_mem_gb}G it would have been {bill.advised_units_per_1000_audio_hours:one?}",
-        ),
+    "bill": (
+        "{bill.units_per_1000_audio_hours:one?} units per 1,000 audio-hours",
+        "; with --gpus-per-node={bill.advised_gpus} --cpus-per-task={bill.advised_cpus}"
+        " --mem={bill.advised_mem_gb}G it would have been {bill.advised_units_per_1000_audio_hours:one?}",
     ),
-    (
-        "per chunk",
-        (
-            "{cost.gpu_s_mean:two} GPU-seconds (p50 {cost.gpu_s_p50:two}, p95 {cost.gpu_s_p95:two},"
-            " max {cost.gpu_s_max:two})",
-            "; {cost.energy_j_mean:one?} J (p50 {cost.energy_j_p50:one}, p95 {cost.energy_j_p95:one},"
-            " max {cost.energy_j_max:one})",
-        ),
+    "per chunk": (
+        "{cost.gpu_s_mean:two} GPU-seconds (p50 {cost.gpu_s_p50:two}, p95 {cost.gpu_s_p95:two},"
+        " max {cost.gpu_s_max:two})",
+        "; {cost.energy_j_mean:one?} J (p50 {cost.energy_j_p50:one}, p95 {cost.energy_j_p95:one},"
+        " max {cost.energy_j_max:one})",
     ),
-    ("detections", ("{labels:list}", " and {more_labels:count other_label?}")),
-    (
-        "telemetry",
-        (
-            "{samples:count sample}, {gaps}",
-            "; off in {s.tasks_without_telemetry:count task?} (--no-emit-gpu-telemetry)",
-        ),
+    "detections": ("{labels:list?}", " and {more_labels:count other_label?}"),
+    "telemetry": (
+        "{samples:count sample}, {gaps}",
+        "; off in {s.tasks_without_telemetry:count task?} (--no-emit-gpu-telemetry)",
     ),
-)
+}
 
 
 def headlines(summary: Summary) -> list[tuple[str, str]]:
     """Return (name, words) in the order they are shown."""
     figures = {
         "s": summary,
-        "news": news_words(summary.merged) or None,
+        "news": news_words(summary.merged),
         "cut_short": summary.cut_short,
-        "left_out": left_out_words(summary.left_out) or None,
-        "labels": tuple(f"{label} {many:,}" for label, _, many in summary.facts.labels[:_LABELS]) or None,
+        "left_out": left_out_words(summary.left_out),
+        "labels": tuple(f"{label} {many:,}" for label, _, many in summary.facts.labels[:_LABELS]),
         "more_labels": len(summary.facts.labels[_LABELS:]),
         "rest": summary.outlook,
-        **_task_figures(summary),
+        "verdicts": ", ".join(f"{many:,} {verdict}" for verdict, many in sorted(summary.tasks_by_verdict.items())),
+        "log": next(iter(summary.completeness.missing_logs), None),
         **_source_figures(summary),
         **_device_figures(summary),
     }
-    lines = [(name, "".join(known_texts(templates, figures))) for name, templates in HEADLINES]
+    lines = [(name, "".join(known_texts(templates, figures))) for name, templates in HEADLINES.items()]
     return [(name, words) for name, words in lines if words]
 
 
-def _task_figures(summary: Summary) -> dict[str, Any]:
-    """Return how the tasks ended, and which left no database."""
-    return {
-        "verdicts": ", ".join(f"{many:,} {verdict}" for verdict, many in sorted(summary.tasks_by_verdict.items())),
-        "missing": summary.tasks_missing or None,
-        "log": [*summary.completeness.missing_logs, None][0],
-    }
-
-
-def _source_figures(summary: Summary) -> dict[str, Any]:
+def _source_figures(summary: Summary) -> Figures:
     """Return how much of the source is done, and what the paths of its recordings lack."""
     proof = summary.completeness
     places = summary.facts.places
@@ -362,8 +327,8 @@ def _source_figures(summary: Summary) -> dict[str, Any]:
         "rows": proof.expected,
         "not_listed": proof.not_listed,
         "strangers": proof.strangers,
-        "names": "; ".join(_name_gaps(summary.facts.recording_names)) or None,
-        "places": place_words(places) if places else None,
+        "names": "; ".join(_name_gaps(summary.facts.recording_names)),
+        "places": places and place_words(places),
     }
 
 
@@ -372,28 +337,25 @@ def _name_gaps(gaps: NameGaps | None) -> Iterator[str]:
     if gaps is None:
         return
     total = gaps.recordings
-    dated = total - gaps.undated
-    for many, most, gap, example in (
-        (gaps.undated, total, "a date in the name", gaps.undated_example),
-        (gaps.untimed, dated, "a time in the name", gaps.untimed_example),
-        (gaps.no_study_area, total, "a study area in the path", gaps.no_study_area_example),
+    for many, gap, example in (
+        (gaps.undated, "a date in the name", gaps.undated_example),
+        (gaps.untimed, "a time in the name", gaps.untimed_example),
+        (gaps.no_study_area, "a study area in the path", gaps.no_study_area_example),
     ):
-        if 0 < many < most:
+        if 0 < many < total:
             yield f"{many:,} of {total:,} without {gap} (e.g. {example})"
 
 
-def _device_figures(summary: Summary) -> dict[str, Any]:
+def _device_figures(summary: Summary) -> Figures:
     """Return what the devices did and used."""
     cost = summary.chunk_cost
-    bill = summary.bill
     kwh = summary.kwh_per_1000_audio_hours
     states = summary.states if any(task.engine for task in summary.facts.tasks) else {}
     shares = {STATE_WORDS[state]: time.share_percent or 0.0 for state, time in states.items()}
     return {
-        "use": tuple(f"{state} {share_words(share)}" for state, share in shares.items() if share >= 0.5) or None,
+        "use": tuple(f"{state} {share_words(share)}" for state, share in shares.items() if share >= 0.5),
         "joules": kwh and kwh * 3600,
-        "unbilled": bill and bill.why_unknown,
-        "bill": bill if bill and bill.why_unknown is None else None,
+        "bill": summary.bill,
         "cost": cost if cost.tries else None,
         "samples": sum(device.samples for device in summary.devices),
         "gaps": _gap_words(summary),

@@ -92,7 +92,6 @@ class Story:
     foreign: Sequence[tuple[int, float, float, float]] = ()  # device, from, to, GiB
     faults: Mapping[float, tuple[int, str]] = field(default_factory=dict)  # when → device, what it reports
     ecc: Mapping[int, float] = field(default_factory=dict)  # device → when its count rises
-    counter_factor: float = 1.0  # what the energy counter counts of the true energy
     on_cpu: bool = False  # the engine does not use the device it was given
     telemetry: bool = True
     tick_s: float = 10.0  # between two samples; the recorder's is 1 s, and 15 s may still be joined
@@ -362,7 +361,7 @@ class _Task:
         story, card, chance = self._story, self._story.card, self._chance
         hot = story.throttle.get(n, 0) if at_s > self.play.end_s / 4 and load > 0 else 0
         watts = card.idle_w + (0.85 * card.limit_w - card.idle_w) * load * chance.uniform(0.92, 1.04)
-        energy_j[n] += (watts + self._watts[n]) / 2 * story.tick_s * story.counter_factor
+        energy_j[n] += (watts + self._watts[n]) / 2 * story.tick_s
         self._watts[n] = watts
         placed = 0 if story.on_cpu or n in story.idle_devices else story.workers
         warm = at_s > story.prepare_s + story.start_up_s / 2

@@ -283,9 +283,7 @@ def test_the_bill_is_that_of_the_site_beside_what_the_request_that_was_needed_wo
         assert (bill.advised_gpus, bill.advised_cpus) == (1, cpus), "a core for each worker that had chunks"
     assert make_bill(job(task), None) is make_bill(job(waiting), sockeye) is None, "no weights, or nothing granted"
     for name in ("memory_limit_bytes", "cpus"):
-        bill = make_bill(job(task, replace(task, name="1_3", **{name: None})), sockeye)
-        said = dict(headlines(replace(summarize(job(task)), bill=bill)))
-        assert said["bill"] == f"not known: {bill.why_unknown}" == "not known: the request was not recorded"
+        assert make_bill(job(task, replace(task, name="1_3", **{name: None})), sockeye) is None, "not known is not 0"
     known = job(replace(task, workers=9, devices=1))
     (found,) = (one for one in find(summarize(known)) if one.kind == "cpus_request")
     assert found.lines == (f"#SBATCH --cpus-per-task={make_bill(known, sockeye).advised_cpus}",), "the same advice"

@@ -305,9 +305,8 @@ def pairs():
         this, _, other = facts.partition(" // ")
         found[name] = pair(PAIRED.read(this), PAIRED.read(other or "job()"))
     command = f"badcjobs merge {'/scratch' * 20}/june"
-    cut = replace(summarize(JOB), cut_short=CutShort("a submit was cut short here", "badcjobs submit m.csv"))
     return {
-        **found, "cut short": pair(cut),
+        **found,
         "out of date": pair(JOB, replace(summarize(JOB), merged=Freshness(START_MS, changed=2, command=command))),
         "nasty names": pair(JOB, JOB, "/scratch/lab/" + "long/" * 30, NASTY),
     }  # fmt: skip
@@ -328,7 +327,7 @@ def test_what_is_said_of_other_pairs(pages):
         assert all(line.isprintable() for line in text)
         lines = list(difflib.unified_diff(usual, text, n=0, lineterm=""))[2:]
         said += [f"## {name}", *(line for line in lines if line.startswith("+"))]
-        if name in ("out of date", "cut short", "no settings", "nasty names"):
+        if name in ("out of date", "no settings", "nasty names"):
             notebook += [f"## {name}", *report.comparison_markdown(comparison).splitlines()[:6], "…"]
     pages({"compare.txt": "\n".join(said), "compare.md": "\n".join(notebook)})
 
@@ -363,7 +362,7 @@ def test_the_guide_lists_every_key_headline_and_state():
         assert rows and all(set(row) == listed[name] for row in rows), name
     guide = read_topic("report")
     assert report.list_keys() in guide and f"`version` is {report.SUMMARY_VERSION}" in guide
-    assert words_of(guide, "The summary, line by line") == [name for name, _ in report.HEADLINES]
+    assert words_of(guide, "The summary, line by line") == [*report.HEADLINES]
     assert words_of(guide, "What the GPUs did") == list(report.STATE_WORDS.values())
 
 
@@ -440,7 +439,7 @@ def test_a_value_that_is_not_known_is_left_out_with_its_head():
         (2.5, 2.5),
         (0.1 + 0.2, 0.3),
         (2**53 - 1.0, 9007199254740991),
-        (2.0**53, "9007199254740992.0"),
+        (2.0**53, 9007199254740992),
     ):
         text = prometheus_text([("badcjobs_chunks", value, {"run": 'a"b\\c\nd', "state": ""})])
         assert text.splitlines()[2:] == [f'badcjobs_chunks{{run="a\\"b\\\\c\\nd"}} {said}']
