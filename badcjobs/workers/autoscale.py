@@ -65,10 +65,6 @@ class Trials(NamedTuple):
     settled: bool = False  # no other number is tried any more
 
     @property
-    def is_more(self) -> bool:
-        return self.workers > self.before
-
-    @property
     def is_fewer(self) -> bool:
         return self.workers < self.before
 
@@ -152,15 +148,17 @@ def _room(memory_bytes: int | None, worker_bytes: float) -> int:
 def next_step(reading: Reading, trials: Trials, limits: Limits) -> Step | None:
     """Return what to change about the number of workers; None: leave it, or go on measuring."""
     step = step_back_after_memory_errors(reading, trials) or step_back_before_memory_is_full(reading, trials, limits)
-    if step is not None or trials.settled:
+    now = reading.performance
+    if step is not None or trials.settled or now is None:
         return step
-    if reading.performance is None:
-        return None
-    for rule in (undo_more, undo_fewer, try_more, try_fewer, stay):
-        step = rule(reading.performance, trials, limits)
-        if step is not None:
-            return step
-    return None
+    limit = find_limit(now, trials, limits)
+    return (
+        undo_more(now, trials)
+        or undo_fewer(now, trials, limit)
+        or try_more(now, trials, limit, limits)
+        or try_fewer(now, trials, limits)
+        or stay(now, trials, limit, limits)
+    )
 
 
 def step_back_after_memory_errors(reading: Reading, trials: Trials) -> Step | None:
@@ -180,39 +178,40 @@ def step_back_before_memory_is_full(reading: Reading, trials: Trials, limits: Li
     return Step(Code.MEMORY_TIGHT, trials.workers - 1, figures)
 
 
-def undo_more(now: Performance, trials: Trials, limits: Limits) -> Step | None:
+def undo_more(now: Performance, trials: Trials) -> Step | None:
     """Return to the number before if more workers are not worth their memory."""
-    if not trials.is_more or now.rate > _PAYS * trials.rates[trials.before]:
+    if trials.workers <= trials.before or now.rate > _PAYS * trials.rates[trials.before]:
         return None
     return Step(Code.MORE_WORKERS_NOT_FASTER, trials.before, _trial(now, trials), is_best=True)
 
 
-def undo_fewer(now: Performance, trials: Trials, limits: Limits) -> Step | None:
+def undo_fewer(now: Performance, trials: Trials, limit: Limit) -> Step | None:
     """Return to the number before if fewer workers are slower."""
     if not trials.is_fewer or now.rate >= trials.rates[trials.before]:
         return None
-    limit = find_limit(now, trials, limits)
-    is_best = limit.workers >= limits.most
+    figures = _trial(now, trials)
     if trials.before < limit.workers:
-        return Step(Code.FEWER_WORKERS_SLOWER, trials.before, _trial(now, trials), is_best=is_best)
-    return Step(limit.code, trials.before, _trial(now, trials) | limit.figures, is_best=is_best)
+        return Step(Code.FEWER_WORKERS_SLOWER, trials.before, figures, is_best=limit.is_cores)
+    return Step(limit.code, trials.before, figures | limit.figures, is_best=limit.is_cores)
 
 
-def try_more(now: Performance, trials: Trials, limits: Limits) -> Step | None:
+def try_more(now: Performance, trials: Trials, limit: Limit, limits: Limits) -> Step | None:
     """Try as many as there is room for, or one more of an engine whose needs are not known."""
-    more = _more(now, trials, limits)
-    if more == 0:
+    more = limit.workers - trials.workers
+    if more <= 0 or trials.is_fewer:
         return None
     figures = _trial(now, trials)
     if now.left_s < _WORTH_S:
         return Step(Code.LITTLE_WORK_LEFT, trials.workers, figures | {"left_s": now.left_s})
+    if limits.cores_each is None:
+        more = 1
     return Step(Code.TRY_MORE_WORKERS, trials.workers + more, figures | {"more": more}, is_trial=True)
 
 
 def try_fewer(now: Performance, trials: Trials, limits: Limits) -> Step | None:
-    """Try three quarters of the workers if there is no room for more."""
+    """Try three quarters of the workers: there is no room for more."""
     fewer = _fewer(trials, limits)
-    if fewer is None or now.left_s < _WORTH_FEWER_S or _more(now, trials, limits):
+    if fewer is None or now.left_s < _WORTH_FEWER_S:
         return None
     figures = _trial(now, trials)
     if trials.is_fewer:
@@ -220,37 +219,39 @@ def try_fewer(now: Performance, trials: Trials, limits: Limits) -> Step | None:
     return Step(Code.TRY_FEWER_WORKERS, fewer, figures, is_trial=True)
 
 
-def stay(now: Performance, trials: Trials, limits: Limits) -> Step | None:
-    """Stay with the present number if there is nothing left to try."""
-    if _more(now, trials, limits):
-        return None
-    limit = find_limit(now, trials, limits)
-    is_best = limit.workers >= limits.most and _fewer(trials, limits) is None
+def stay(now: Performance, trials: Trials, limit: Limit, limits: Limits) -> Step:
+    """Stay with the present number: there is nothing left to try."""
+    figures = _trial(now, trials)
+    is_best = limit.is_cores and _fewer(trials, limits) is None
     if trials.is_fewer:
-        return Step(Code.FEWER_WORKERS_AS_FAST, trials.workers, _trial(now, trials), is_best=is_best)
-    return Step(limit.code, trials.workers, _trial(now, trials) | limit.figures, is_best=is_best)
+        return Step(Code.FEWER_WORKERS_AS_FAST, trials.workers, figures, is_best=is_best)
+    return Step(limit.code, trials.workers, figures | limit.figures, is_best=is_best)
 
 
 class Limit(NamedTuple):
     """The most workers per device, and what allows no more."""
 
     workers: int
-    code: Code
-    figures: dict[str, Any]
+    code: Code = Code.NO_CORES_FOR_MORE
+    figures: Mapping[str, Any] = {}
+
+    @property
+    def is_cores(self) -> bool:
+        """Whether no other run can have more."""
+        return self.code is Code.NO_CORES_FOR_MORE
 
 
 def find_limit(now: Performance, trials: Trials, limits: Limits) -> Limit:
     """Return how many workers the cores, the device and the main memory hold, by what the present ones use."""
     workers = trials.workers
-    granted_bytes = limits.granted_bytes
-    limit = Limit(limits.most, Code.NO_CORES_FOR_MORE, {})
-
+    limit = Limit(limits.most)
     if now.device_share > 0:
         room = max(workers, fitting_workers(workers, now.device_share))
         if room < limit.workers:
             figures = {"memory_share": now.device_share * (room + 1) / workers}
             limit = Limit(room, Code.NO_DEVICE_MEMORY_FOR_MORE, figures)
 
+    granted_bytes = limits.granted_bytes
     if granted_bytes is None:
         return limit
     if now.peak_bytes is None:
@@ -261,14 +262,6 @@ def find_limit(now: Performance, trials: Trials, limits: Limits) -> Limit:
         figures = {"held_bytes": now.peak_bytes, "expected_bytes": expected_bytes, "granted_bytes": granted_bytes}
         limit = Limit(room, Code.NO_MEMORY_FOR_MORE, figures)
     return limit
-
-
-def _more(now: Performance, trials: Trials, limits: Limits) -> int:
-    """Return how many more workers to try; none once fewer are tried."""
-    room = find_limit(now, trials, limits).workers - trials.workers
-    if room <= 0 or trials.is_fewer:
-        return 0
-    return room if limits.cores_each else 1
 
 
 def _fewer(trials: Trials, limits: Limits) -> int | None:
