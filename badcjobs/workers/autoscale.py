@@ -192,7 +192,7 @@ def undo_fewer(now: Performance, trials: Trials, limit: Limit) -> Step | None:
     figures = _trial(now, trials)
     if trials.before < limit.workers:
         return Step(Code.FEWER_WORKERS_SLOWER, trials.before, figures, is_best=limit.is_cores)
-    return Step(limit.code, trials.before, figures | limit.figures, is_best=limit.is_cores)
+    return Step(limit.code, trials.before, {**figures, **limit.figures}, is_best=limit.is_cores)
 
 
 def try_more(now: Performance, trials: Trials, limit: Limit, limits: Limits) -> Step | None:
@@ -225,7 +225,7 @@ def stay(now: Performance, trials: Trials, limit: Limit, limits: Limits) -> Step
     is_best = limit.is_cores and _fewer(trials, limits) is None
     if trials.is_fewer:
         return Step(Code.FEWER_WORKERS_AS_FAST, trials.workers, figures, is_best=is_best)
-    return Step(limit.code, trials.workers, figures | limit.figures, is_best=is_best)
+    return Step(limit.code, trials.workers, {**figures, **limit.figures}, is_best=is_best)
 
 
 class Limit(NamedTuple):
@@ -325,7 +325,7 @@ class Meter:
 
         on_device = Counter(at_work.values())  # a lost device has no workers and is not counted
         is_complete = min(on_device.values(), default=0) >= trials.workers
-        if is_complete and all(supervisor.finished.get(slot) for slot in at_work):
+        if is_complete and supervisor.productive.issuperset(at_work):
             return reading._replace(performance=self._measure(supervisor, held, left))
         return reading
 

@@ -81,7 +81,7 @@ class Task:
             done += STEP_S * (rates[workers - 1] if workers else 0)
             supervisor.tally.done = int(done)
             supervisor.audio_done_s = 30.0 * int(done) if audio else 0.0
-            supervisor.finished = dict.fromkeys(supervisor.slots_at_work, 1 if warm else 0)
+            supervisor.productive = set(supervisor.slots_at_work) if warm else set()
             if used_gib is not None:
                 self.peaks.update({100: round(used_gib * GIB * workers), 101: GIB})
             self.held = memory_held(held, now_s, workers)
