@@ -93,8 +93,12 @@ def _fields(word: str) -> set[str]:
 
 def place_values(place: Place) -> dict[str, str]:
     """Return the values of the placeholders for a place; an unknown one is empty."""
-    date = (place.recorded_on or "")[:10]
-    values = {"latitude": place.latitude, "longitude": place.longitude, "date": date, "region": place.region}
+    values = {
+        "latitude": place.latitude,
+        "longitude": place.longitude,
+        "date": place.recorded_on and place.recorded_on[:10],
+        "region": place.region,
+    }
     return {name: "" if value is None else str(value) for name, value in values.items()}
 
 
@@ -120,41 +124,36 @@ class CommandEngine:
     traits = TRAITS
     receives_term = True  # an unknown program may end its own child processes with TERM: if ignored, they would hang
 
-    def __init__(
-        self, start: EngineStart, template: str, hang_timeout: HangTimeout | None = None, batch: int | None = None
-    ) -> None:
+    def __init__(self, start: EngineStart, template: str) -> None:
         self.start = start
         self._template, self.per_batch = parse_command(template)
         # The speed of the program is unknown: only a very long silence is a hang.
-        self.hang_timeout = hang_timeout or HangTimeout(least_s=900.0, slowest=20.0)
-        self._batch = batch  # None: from --engine-arg
+        self.hang_timeout = HangTimeout(least_s=900.0, slowest=20.0)
         self._cannot_keep = False
         self.understood = False  # a table has been read
 
     @property
     def wants(self) -> int:
         """One chunk, or a batch."""
-        if not self.per_batch:
-            return 1
-        return self._batch or parse_batch_size(self.start.args)
+        return parse_batch_size(self.start.args) if self.per_batch else 1
 
     @property
     def version(self) -> str | None:
         """A fingerprint of the files in the command: a changed program is another version."""
-        program = shutil.which(self._template[0], path=self.start.environ.get("PATH"))
-        words = [program or "", *self._template[1:]]
-        files = [Path(word) for word in words if Path(word).is_file()]
-        if not files:
-            return None
-        names = [path.name for path in files]
-        return " ".join([*names, fingerprint_of(files) or ""])
+        words = [self._find(self._template[0]) or "", *self._template[1:]]
+        files = [path for path in map(Path, words) if path.is_file()]
+        names = " ".join(path.name for path in files)
+        return f"{names} {fingerprint_of(files)}" if files else None
+
+    def _find(self, program: str) -> str | None:
+        return shutil.which(program, path=self.start.environ.get("PATH"))
 
     def check(self) -> None:
         """Check that the program exists before any chunk starts."""
         parse_batch_size(self.start.args)
         program = self._template[0]
         may_be_elsewhere = "{" in program or self.start.launcher.prefix_for("")  # in a container
-        if not may_be_elsewhere and shutil.which(program, path=self.start.environ.get("PATH")) is None:
+        if not may_be_elsewhere and self._find(program) is None:
             raise NotHere(
                 f"the program {program!r} of --command was not found",
                 why="it is neither an executable file nor on PATH",
@@ -260,8 +259,10 @@ class CommandSession:
             env["BADCJOBS_CHUNK_ID"] = values["chunk_id"]
             env["BADCJOBS_RECORDING_ID"] = chunk.recording_id
         device = self._plan.device
-        values["device"] = device.pin if device else ""
-        values["device_index"] = str(device.index) if device and device.index is not None else ""
+        values["device"] = values["device_index"] = ""
+        if device is not None:
+            values["device"] = device.pin
+            values["device_index"] = "" if device.index is None else str(device.index)
         argv = [word.format(**values) for word in self._words]
 
         lengths_s = [chunk.audio_s for chunk in chunks]
@@ -365,12 +366,12 @@ class CommandSession:
             rare = table.with_suffix(RARITIES)
             rarities = parse_detections(rare.read_text(), rare.name) if rare.is_file() else []
         except FileNotFoundError as missing:
-            return self._no_result(chunk, started_at_ms, policy.NO_OUTPUT, f"exit code 0, but {missing}")
+            return self._failure(chunk, started_at_ms, policy.NO_OUTPUT, f"exit code 0, but {missing}")
         except (ValueError, OSError) as problem:
             error = f"{{output}} cannot be read: {problem}"
             if isinstance(problem, UnknownTable) and not self._engine.understood:  # all chunks would fail
                 raise SessionBroken(policy.CONFIGURATION, error) from problem
-            return self._no_result(chunk, started_at_ms, policy.BAD_OUTPUT, error)
+            return self._failure(chunk, started_at_ms, policy.BAD_OUTPUT, error)
         self._engine.understood = True
         return ChunkResult(
             chunk,
@@ -381,10 +382,6 @@ class CommandSession:
             rarities=tuple(rarities),
         )
 
-    def _no_result(self, chunk: Chunk, started_at_ms: int, error_class: str, error: str) -> ChunkResult:
-        error = f"{chunk.audio_path}: {error}\n{self._last_output()}".strip()
-        return self._failure(chunk, started_at_ms, error_class, error)
-
     def _explain(self, chunks: Sequence[Chunk], code: int, started_at_ms: int) -> Iterator[ChunkResult]:
         """Charge a chunk that ran alone; in a batch the cause is unknown, and output files may be incomplete."""
         output = self._last_output()
@@ -393,9 +390,9 @@ class CommandSession:
             raise SessionBroken(policy.TERMINATED, "another process ended the program (SIGTERM)")
         if error_class in (*policy.OF_DEVICE, policy.CONFIGURATION):
             raise SessionBroken(error_class, output)
-        error = f"the program ended {describe_exit(code)}\n{output}".strip()
+        error = f"the program ended {describe_exit(code)}"
         if len(chunks) == 1:
-            yield self._failure(chunks[0], started_at_ms, error_class, f"{chunks[0].audio_path}: {error}")
+            yield self._failure(chunks[0], started_at_ms, error_class, error)
             return
         why = f"lost with its batch of {len(chunks)} chunks ({error_class}): {error}"
         for chunk in chunks:
@@ -406,8 +403,9 @@ class CommandSession:
         """Return the last lines that the program has written, without its secrets."""
         return mask(last_lines(self._log), find_secrets(self._words))
 
-    def _failure(self, chunk: Chunk, started_at_ms: int, error_class: str, error: str) -> ChunkResult:
+    def _failure(self, chunk: Chunk, started_at_ms: int, error_class: str, why: str) -> ChunkResult:
         error_class = self._engine.start.blame_memory(error_class, self._oom_kills)
+        error = f"{chunk.audio_path}: {why}\n{self._last_output()}".strip()
         return ChunkResult(chunk, started_at_ms, self._clock.now_ms(), error_class=error_class, error=error)
 
 

@@ -111,12 +111,12 @@ class HawkEarsEngine:
     allow_cpu: bool
     hang_timeout: HangTimeout = field(default_factory=HangTimeout)
     forks: bool = False  # workers are forked from one process that has imported HawkEars, where that is possible
-    traits: EngineTraits = TRAITS
-    name: str = field(default="hawkears", init=False)
-    release: str | None = field(default=None, init=False)  # found by ``check``
-    _parent: ForkParent | None = field(default=None, init=False)
-    _facts: Mapping[str, Any] = field(default_factory=dict, init=False)  # what it has answered
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    release: str | None = None  # found by ``check``
+    _parent: ForkParent | None = None
+    _facts: Mapping[str, Any] = field(default_factory=dict)  # what it has answered
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    name = "hawkears"
+    traits = TRAITS
 
     @property
     def _models(self) -> Path:
@@ -125,11 +125,11 @@ class HawkEarsEngine:
     @property
     def version(self) -> str | None:
         """The release, as found by ``check``, and its models; None: not known."""
-        parts = [self.release] if self.release else []
+        parts = [self.release]
         models = list(self._models.glob("*.ckpt"))
         if models:
             parts.append(f"{len(models)} models {fingerprint_of(models, content=False)}")
-        return ", ".join(parts) or None
+        return ", ".join(filter(None, parts)) or None
 
     @property
     def wants(self) -> int:
@@ -144,7 +144,7 @@ class HawkEarsEngine:
         """Check HawkEars' Python and its models; let HawkEars parse the options."""
         args = self._options(self.start.args)
         refuse_arguments(self.start, _RESERVED)
-        python = find_python(self.python, self.start)
+        python = self._python
         if not any(self._models.glob("*.ckpt")):
             raise NotHere(
                 f"HawkEars has no models in {self._models}",
@@ -200,7 +200,7 @@ class HawkEarsEngine:
             try:
                 return StreamSession(
                     self.start,
-                    [find_python(self.python, self.start), str(WORKER), str(out), *self._options(args)],
+                    [self._python, str(WORKER), str(out), *self._options(args)],
                     env=env,
                     cwd=self.root,
                     log_file=scratch / "hawkears.log",
@@ -212,6 +212,10 @@ class HawkEarsEngine:
                 )
             except ParentGone as error:
                 self._stop_forking(str(error))
+
+    @property
+    def _python(self) -> str:
+        return find_python(self.python, self.start)
 
     def _options(self, args: Sequence[str]) -> list[str]:
         """Return the options for our worker program."""
@@ -246,7 +250,7 @@ class HawkEarsEngine:
 
     def _start_parent(self, env: Mapping[str, str]) -> str | None:
         """Start the process that forks workers; return why workers cannot be forked from it."""
-        python = find_python(self.python, self.start)
+        python = self._python
         options = self._options(self.start.args)
         limit_s = self.hang_timeout.start_s
         try:
