@@ -143,7 +143,7 @@ def open_task(resolved: ResolvedTask, settings: RunSettings, world: World) -> It
     try:
         with make_claim(resolved, settings, world, out, key) as claim:
             records = Records(key, database, resolved.allocation, world, live_mode=settings.live_mode)
-            records.claim_file = claim.path
+            records.claim_file = str(claim.path)
             world.log_to(out.task_log(key))
             records.begin(engine=resolved.engine.name, telemetry=settings.telemetry, end=resolved.end)
             records.writer.write_meta({"settings": settings.to_json(world.cwd)})
@@ -398,8 +398,9 @@ def look_after(task: Task, supervisor: Supervisor, workers: Autoscaler, *, left:
 
 def note_decisions(task: Task, audio: AudioSteps) -> None:
     """Write what threads of workers have decided: only this thread writes to the database."""
-    for decision in (*audio.decisions(), *task.mps.decisions()):
-        task.add_decision(decision)
+    for decisions in (audio.decisions, task.mps.decisions):
+        while not decisions.empty():
+            task.add_decision(decisions.get())
 
 
 def log_heartbeat(task: Task, supervisor: Supervisor) -> None:

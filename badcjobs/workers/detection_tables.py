@@ -38,13 +38,12 @@ def parse_detections(text: str, name: str = "detections.csv") -> list[Detection]
     if name.endswith(".txt") and not text.strip():
         return []
     first_line = text.partition("\n")[0]
-    has_tabs = "\t" in first_line
     lines = io.StringIO(text, newline="")
+    has_tabs = "\t" in first_line
     if has_tabs:
         rows = csv.reader(lines, strict=True, delimiter="\t", quoting=csv.QUOTE_NONE)
     else:
-        is_semicolon = ";" in first_line and "," not in first_line
-        rows = csv.reader(lines, strict=True, delimiter=";" if is_semicolon else ",")
+        rows = csv.reader(lines, strict=True, delimiter="," if "," in first_line else ";")
     try:
         if re.match(r"\s*[\d.]+\t[\d.]+(\t|\s*$)", first_line):
             return list(_LabelTrack(rows, _LABEL_TRACK, has_score=False).detections())
@@ -72,12 +71,7 @@ class _Table:
     def detections(self) -> Iterator[Detection]:
         """Yield the detections of the table."""
         selections = set()
-        for cells in self._rows:
-            if not cells:
-                continue
-            cells = self._cells(cells)
-            if cells is None:
-                continue
+        for cells in filter(None, map(self._cells, filter(None, self._rows))):
             self._check_length(cells)
             row = {name: cell.strip() for name, cell in zip(self._header, cells, strict=True)}
             selection = row.get("selection")
@@ -94,7 +88,7 @@ class _Table:
                 return name
         return ""
 
-    def _cells(self, cells: list[str]) -> list[str] | None:
+    def _cells(self, cells: list[str]) -> list[str]:
         """Return the cells of a row, without the rest of a path with commas, which BirdNET does not quote."""
         excess = len(cells) - len(self._header)
         if excess > 0 and self._header[-1] == "file":
@@ -152,9 +146,9 @@ class _Table:
 class _LabelTrack(_Table):
     """A label track of Audacity; BirdNET adds a score, and both names of the species are the label."""
 
-    def _cells(self, cells: list[str]) -> list[str] | None:
+    def _cells(self, cells: list[str]) -> list[str]:
         if cells[0] == "\\":  # the frequencies of the label above
-            return None
+            return []
         start, end, label, score = [*cells, "", "", ""][:4]
         name = ""
         if score:

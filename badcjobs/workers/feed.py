@@ -55,7 +55,7 @@ class AudioSteps:
     _started: bool = False
 
     def __post_init__(self) -> None:
-        self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
+        self.decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()  # not written yet
         ahead = min(_MOST_AHEAD, max(_LEAST_AHEAD, 2 * len(self.plans) * self.wants))
         self.stager = Stager(self.local / "staged", ahead=ahead, cutter=self.cutter)
         limits = {model: self.learned.about(model).limit for model in map(model_of, self.plans)}
@@ -67,11 +67,6 @@ class AudioSteps:
             limits[model] = limits.get(model, MemoryLimit()).lower(limit)
         self.limits = MemoryLimits(limits, self._learn)
 
-    def decisions(self) -> Iterator[Decision]:
-        """Yield the decisions since the last call."""
-        while not self._decisions.empty():
-            yield self._decisions.get()
-
     def start_staging(self, upcoming: Upcoming) -> None:
         """Decide about staging once the queue has chunks, log the decision, and start staging."""
         choice = choose_staging(self.stage, upcoming(_EXAMINED), self.local)
@@ -79,7 +74,7 @@ class AudioSteps:
         if choice.staged:
             self._started = True
             self.stager.start(upcoming, choice)
-        self._decisions.put(choice.decision)
+        self.decisions.put(choice.decision)
 
     def stop_staging(self) -> None:
         """Remove all copies and log how many were used; call it after the workers have ended."""
@@ -107,7 +102,7 @@ class AudioSteps:
         leanest_s = limit.crowded_s if limit.alone_s is None else limit.alone_s
         decision = Decision.of(code, model, limit_s=leanest_s, crowded_s=limit.crowded_s, alone_s=limit.alone_s)
         log.info("%s: %s", model, decision.reason)
-        self._decisions.put(decision)
+        self.decisions.put(decision)
 
 
 class _Handed(NamedTuple):

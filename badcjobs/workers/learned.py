@@ -157,8 +157,9 @@ def find_limits(
     for plan in plans:
         beside = sum(other.device_id == plan.device_id for other in plans)
         at_once = engine.chunks_at_once(plan) * beside
-        alike = [probed for probed in probes if _is_about(probed.key, plan, mine)]
-        fitting = [probed for probed in alike if probed.key.chunks_at_once <= at_once]
+        fitting = [
+            probed for probed in probes if _is_about(probed.key, plan, mine) and probed.key.chunks_at_once <= at_once
+        ]
         # With more chunks at the same time less fits: use the probe with the most chunks, but not more than ours.
         closest = max(fitting, key=lambda probed: probed.key.chunks_at_once, default=None)
         if closest is not None and closest.result is not None:
@@ -168,9 +169,12 @@ def find_limits(
 
 def _is_about(key: ProbeKey, plan: WorkerPlan, engine: tuple[str, str, str]) -> bool:
     """Return whether a probe was made with this engine on a device like that of a worker."""
-    if plan.device is None or (key.engine, key.engine_version, key.settings) != engine:
+    if plan.device is None or (key.engine, key.engine_version, key.settings, key.gpu) != (*engine, model_of(plan)):
         return False
-    return key.gpu == model_of(plan) and is_same_memory(key.memory_bytes, plan.device.memory_total_bytes)
+    device_bytes = plan.device.memory_total_bytes
+    if key.memory_bytes is None or device_bytes is None:
+        return key.memory_bytes == device_bytes
+    return abs(key.memory_bytes - device_bytes) <= _SAME_MEMORY * device_bytes
 
 
 def _limit_of(result: ProbeResult) -> MemoryLimit:
@@ -178,13 +182,6 @@ def _limit_of(result: ProbeResult) -> MemoryLimit:
         _first_too_long(result.safe_s, result.too_long_s),
         _first_too_long(result.lean_safe_s, result.lean_too_long_s),
     )
-
-
-def is_same_memory(probed_bytes: int | None, device_bytes: int | None) -> bool:
-    """Return whether two devices of the same model have the same memory."""
-    if probed_bytes is None or device_bytes is None:
-        return probed_bytes == device_bytes
-    return abs(probed_bytes - device_bytes) <= _SAME_MEMORY * device_bytes
 
 
 def _first_too_long(safe_s: float | None, too_long_s: float | None) -> float | None:
@@ -267,7 +264,7 @@ class ProbeStore:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self._locked():
             try:
-                self._write(read_probes(self.file))
+                self._write(self._entries())
             except ValueError as error:
                 raise BadInput(
                     f"{self.file} is damaged, or not from badcjobs probe",
@@ -277,21 +274,23 @@ class ProbeStore:
 
     def find(self, key: ProbeKey) -> Probed:
         """Return the entry with this key, or an empty one."""
-        entries = {probed.key: probed for probed in read_probes(self.file)}
-        return entries.get(key, Probed(key))
+        return self._entries().get(key, Probed(key))
 
     def put(self, new: Probed) -> None:
         """Replace the entry with the same key; an entry without trials is removed."""
         with self._locked():
-            entries = {probed.key: probed for probed in read_probes(self.file)}
+            entries = self._entries()
             entries.pop(new.key, None)
             if new.trials:
                 entries[new.key] = new
-            self._write(list(entries.values()))
+            self._write(entries)
 
-    def _write(self, probes: Sequence[Probed]) -> None:
-        if probes or self.file.exists():
-            replace_text(self.file, to_toml(probes))
+    def _entries(self) -> dict[ProbeKey, Probed]:
+        return {probed.key: probed for probed in read_probes(self.file)}
+
+    def _write(self, entries: Mapping[ProbeKey, Probed]) -> None:
+        if entries or self.file.exists():
+            replace_text(self.file, to_toml(entries.values()))
 
     def _locked(self) -> AbstractContextManager[None]:
         """Lock the file for one probe at a time.

@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -179,7 +179,7 @@ class MpsDaemons:
         self._daemons: dict[int | None, MpsDaemon] = {}
         self._folder: LocalFolder | None = None
         self._site_pipe: str | None = None
-        self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
+        self.decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()  # not written yet
         self._is_required = False  # --mps on, and no worker is connected so far
         self._failure: str | None = None  # why --mps on cannot be done
 
@@ -216,11 +216,6 @@ class MpsDaemons:
         self._record(decision)
         if self._is_required:
             self._failure = f"--mps on, but {decision.reason}; --mps auto allows that"
-
-    def decisions(self) -> Iterator[Decision]:
-        """Yield the decisions since the last call."""
-        while not self._decisions.empty():
-            yield self._decisions.get()
 
     def start(
         self,
@@ -313,7 +308,7 @@ class MpsDaemons:
     def _record(self, decision: Decision) -> None:
         level = logging.DEBUG if decision.code is Code.MPS_NOT_NEEDED else logging.INFO
         log.log(level, "MPS: %s: %s", decision.subject, decision.reason)
-        self._decisions.put(decision)
+        self.decisions.put(decision)
 
 
 # --- what killed tasks leave ------------------------------------------------------------------------------------------

@@ -67,15 +67,19 @@ def choose_staging(setting: str, chunks: Sequence[Chunk], local: Path) -> Stagin
 
     # Resolve links: a git-annex link may lead to another filesystem.
     folders = list(dict.fromkeys(Path(os.path.realpath(chunk.audio_path)).parent for chunk in chunks))
-    far = next((folder for folder in folders if read_filesystem(folder).shared), None)
-    if far is not None and here.shared:
-        return StagingChoice(Decision.of(Code.STAGE_NOTHING, local=str(local), local_disk=here.description))
-    if far is not None:
-        disks = {"source_disk": read_filesystem(far).description, "local_disk": here.description}
-        return StagingChoice(Decision.of(Code.STAGE_ALL, source=str(far), local=str(local), **disks), most_bytes)
-    if any(chunk.is_cut for chunk in chunks) and not here.shared:
-        return StagingChoice(Decision.of(Code.STAGE_CUTS, source=str(folders[0])), most_bytes)
-    return StagingChoice(Decision.of(Code.STAGE_NOTHING, source=str(folders[0])))
+    disks = {str(folder): read_filesystem(folder) for folder in folders}
+    far = next((folder for folder, disk in disks.items() if disk.shared), None)
+    if far is None:
+        is_cut = any(chunk.is_cut for chunk in chunks) and not here.shared
+        code = Code.STAGE_CUTS if is_cut else Code.STAGE_NOTHING
+        return StagingChoice(Decision.of(code, source=str(folders[0])), most_bytes)
+    figures = {"local": str(local), "local_disk": here.description}
+    if here.shared:
+        return StagingChoice(Decision.of(Code.STAGE_NOTHING, **figures))
+    return StagingChoice(
+        Decision.of(Code.STAGE_ALL, source=far, source_disk=disks[far].description, **figures),
+        most_bytes,
+    )
 
 
 # --- one copy ---------------------------------------------------------------------------------------------------------
@@ -96,9 +100,9 @@ class Copy:
 
     chunk: Chunk
     path: Path
+    end_ms: int | None  # in a truncated recording, the end of the file
     state: State = State.PLANNED
     size_bytes: int = 0  # 0: not known yet, and nothing written
-    end_ms: int | None = None  # of a cut: the real end of its audio
 
     @property
     def is_complete(self) -> bool:
@@ -213,8 +217,7 @@ class Stager:
                 self.from_source += 1
                 return chunk
             copy = self._cut_now(chunk)
-        end_ms = copy.end_ms if chunk.is_cut else chunk.end_ms
-        return replace(chunk, audio_path=str(copy.path), is_cut=False, end_ms=end_ms)
+        return replace(chunk, audio_path=str(copy.path), is_cut=False, end_ms=copy.end_ms)
 
     def _take_ready(self, chunk: Chunk) -> Copy | None:
         """Return the copy of a chunk, if it is ready; otherwise it is not wanted any more."""
@@ -223,16 +226,14 @@ class Stager:
             while copy is not None and copy.state is State.IN_PROGRESS and chunk.is_cut:
                 self._changed.wait(_POLL_S)
                 copy = self._copies.get(chunk.key)
-            if copy is None:
+            if copy is None or copy.state is not State.READY or not copy.is_complete:
+                self._copies.pop(chunk.key, None)
                 return None
-            if copy.state is State.READY and copy.is_complete:
-                copy.state = State.TAKEN
-                self.staged += 1
-                self.staged_bytes += copy.size_bytes
-                self._changed.notify_all()
-                return copy
-            del self._copies[chunk.key]
-            return None
+            copy.state = State.TAKEN
+            self.staged += 1
+            self.staged_bytes += copy.size_bytes
+            self._changed.notify_all()
+            return copy
 
     def _cut_now(self, chunk: Chunk) -> Copy:
         """Cut a chunk in this thread; remove waiting copies if the disk is full."""
@@ -337,7 +338,7 @@ class Stager:
     def _new_copy(self, chunk: Chunk) -> Copy:
         self._number += 1
         name = cut_name(chunk) if chunk.is_cut else Path(chunk.audio_path).name
-        copy = Copy(chunk, self.folder / str(self._number) / name)
+        copy = Copy(chunk, self.folder / str(self._number) / name, chunk.end_ms)
         self._copies[chunk.key] = copy
         return copy
 
