@@ -51,7 +51,7 @@ from badcjobs.task.startup import ResolvedTask, World, announce, forbid_restart,
 from badcjobs.telemetry.sidecar import wait_for_orphans
 from badcjobs.version import __version__
 from badcjobs.words import count
-from badcjobs.workers.autoscale import Autoscaler
+from badcjobs.workers.autoscale import Autoscaler, Meter
 from badcjobs.workers.feed import AudioSteps
 from badcjobs.workers.learned import LESSONS, STORE, Learned, find_limits, known_files, subject_of
 from badcjobs.workers.mps import MpsDaemons, find_site_pipe
@@ -297,19 +297,23 @@ def plan_workers(task: Task) -> Autoscaler:
     # The server of a site's MPS daemon is the one process that may use an exclusive device.
     is_shared = settings.mps != "off" and find_site_pipe(task.world.environ) is not None
     engine = task.resolved.engine
+    meter = Meter(
+        devices,
+        own_memory_bytes(task.resolved.allocation.facts),
+        task.world.clock,
+        task.records.memory_peaks,
+        task.records.memory_held,
+    )
     workers = Autoscaler(
         devices,
+        meter,
         task.learned,
         task.add_decision,
-        task.world.clock,
         cpus=task.resolved.allocation.cpus or task.world.cores,
         per_gpu=settings.workers_wanted,
         cpu_workers=cpu_workers,
-        granted_bytes=own_memory_bytes(task.resolved.allocation.facts),
         chunk_s=writer.longest_pending_s(),
         exclusive=not is_shared and any(device.exclusive for device in task.devices),
-        memory_peaks=task.records.memory_peaks,
-        memory_held=task.records.memory_held,
         cores_each=cores_of_worker(engine),
         memory_per_worker=engine.traits.memory_per_worker or USUAL_MEMORY,
     )

@@ -13,7 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
-from badcjobs.model import USUAL_MEMORY, Device, MemoryHeld, WorkerMemory, WorkerPlan, advised_gb, fitting_workers
+from badcjobs.model import (
+    USUAL_MEMORY,
+    Device,
+    MemoryHeld,
+    WorkerMemory,
+    WorkerPlan,
+    advised_gb,
+    fitting_workers,
+    not_none,
+)
 from badcjobs.model.decisions import Code, Decision
 from badcjobs.seams import Clock
 from badcjobs.words import count, memory
@@ -291,7 +300,7 @@ class Meter:
     granted_bytes: int | None
     clock: Clock
     memory_peaks: Callable[[float], dict[int, int]]  # by device_id, over the last seconds
-    memory_held: Callable[[], MemoryHeld | None]
+    memory_held: Callable[[], MemoryHeld | None]  # main memory of our processes; None: not known
     _memory_errors: int = 0  # chunks that had run out of memory when there were more workers
     _retired_s: float = 0.0  # when a retired worker was last seen
     _began_s: float | None = None  # None: the workers have not all done a chunk yet
@@ -372,20 +381,17 @@ class Autoscaler:
     """Plans the workers of a task, then (with auto) changes their number as ``next_step`` says."""
 
     devices: Sequence[tuple[int, Device]]  # the devices that get work, each with its device_id
+    meter: Meter
     learned: Learned
     note: Callable[[Decision], None]
-    clock: Clock
     _: KW_ONLY
     cpus: int
     per_gpu: int | None  # workers on each device; None: auto
     cpu_workers: int = 0  # workers where there is no device; they do not add to the workers of devices
-    granted_bytes: int | None = None  # main memory of the task; None: no known limit
     chunk_s: float | None = None  # the longest chunk; None: not known
     exclusive: bool = False  # only one process may use a device
     cores_each: int | None = None  # cores that a worker of this engine keeps busy; None: not known, so start with few
     memory_per_worker: WorkerMemory = USUAL_MEMORY  # until it is measured
-    memory_peaks: Callable[[float], dict[int, int]] = lambda last_s: {}  # by device_id, over the last seconds
-    memory_held: Callable[[], MemoryHeld | None] = lambda: None  # main memory of our processes; None: not known
     _next_s: float = 0.0
     _slots: int = 0
 
@@ -394,18 +400,16 @@ class Autoscaler:
             devices=len(self.devices),
             cores=max(1, self.cpus // max(1, len(self.devices))),
             cores_each=self.cores_each,
-            device_bytes=min((d.memory_total_bytes for _, d in self.devices if d.memory_total_bytes), default=None),
-            granted_bytes=self.granted_bytes,
+            device_bytes=min(not_none(device.memory_total_bytes for _, device in self.devices), default=None),
+            granted_bytes=self.meter.granted_bytes,
             exclusive=self.exclusive,
         )
-        self._meter = Meter(self.devices, self.granted_bytes, self.clock, self.memory_peaks, self.memory_held)
         self._model = next((device.name for _, device in self.devices if device.name), "unknown")
         self._subject = self._subject_of_lessons()
         lesson = self.learned.about(self._subject)
-        self._trials = Trials(1, 1, settled=True)
-        if self.per_gpu is not None:
-            self._trials = Trials(self.per_gpu, self.per_gpu, settled=True)
-        elif self.devices:
+        workers = self.per_gpu or 1
+        self._trials = Trials(workers, workers, settled=True)
+        if self.devices and self.per_gpu is None:
             start = choose_start(self._limits, lesson, self.memory_per_worker, self.chunk_s)
             self._trials = Trials(start.workers, start.workers, settled=start.is_best)
             self._record(start)
@@ -446,24 +450,24 @@ class Autoscaler:
 
     def _warn_of_memory(self, lesson: Lesson) -> None:
         workers = len(self.plans)
+        granted_bytes = self._limits.granted_bytes
         needs = workers * (lesson.worker_bytes or self.memory_per_worker.bytes_for(self.chunk_s))
-        if not self.cores_each or not self.granted_bytes or needs <= self.granted_bytes:
+        if not self.cores_each or not granted_bytes or needs <= granted_bytes:
             return
-        log.warning(
-            "%s may need %s of main memory, but the job has %s: ask for more (#SBATCH --mem=%dG)",
-            count(workers, "worker"), memory(needs), memory(self.granted_bytes), advised_gb(needs),
-        )  # fmt: skip
+        may_need = f"{count(workers, 'worker')} may need {memory(needs)} of main memory"
+        more = f"ask for more (#SBATCH --mem={advised_gb(needs)}G)"
+        log.warning("%s, but the job has %s: %s", may_need, memory(granted_bytes), more)
 
     def update(self, supervisor: Supervisor, left: int) -> None:
         """Measure, then add or retire workers; called often, works once a second."""
-        now_s = self.clock.monotonic_s()
+        now_s = self.meter.clock.monotonic_s()
         if self.per_gpu is not None or not self.devices or supervisor.draining or now_s < self._next_s:
             return
         self._next_s = now_s + _EVERY_S
         if supervisor.is_retiring:
-            self._meter.wait_for_retired(supervisor)
+            self.meter.wait_for_retired(supervisor)
             return
-        reading = self._meter.read(supervisor, self._trials, left)
+        reading = self.meter.read(supervisor, self._trials, left)
         step = next_step(reading, self._trials, self._limits)
         if step is not None:
             self._take(step, reading, supervisor)
@@ -479,9 +483,9 @@ class Autoscaler:
         self._trials = Trials(step.workers, compared_with, rates, settled=not step.is_trial)
         self._record(step)
 
-        self._meter.restart()
+        self.meter.restart()
         if step.workers < now:
-            self._meter.forgive(supervisor)
+            self.meter.forgive(supervisor)
         for device_id, device in self.devices:
             self._change_device(supervisor, device_id, device, step.workers - now)
         if not step.is_trial:

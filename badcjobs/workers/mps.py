@@ -195,11 +195,11 @@ class MpsDaemons:
         daemon = self._daemons.get(device_id)
         if daemon is None or not is_alive(daemon.control):
             return
+        code = Code.MPS_NOT_CONNECTED
         if daemon.has_client(pid):
+            code = Code.MPS_CONNECTED
             self._is_required = False
-            self._note(daemon, Code.MPS_CONNECTED, pid=pid)
-        else:
-            self._note(daemon, Code.MPS_NOT_CONNECTED, pid=pid)
+        self._note(daemon, code, pid=pid)
 
     def do_without(self, device_id: int | None, why: str) -> None:
         """Record that a worker gives up MPS because it cannot work with it."""
@@ -234,6 +234,8 @@ class MpsDaemons:
         """
         end_left_behind(hostname)
         self._owner = Owner.of(Path(), mark, shared=False, hostname=hostname)
+        self._environ = {**environ, TASK_MARK: mark}
+        self._local = local
         self._site_pipe = None if wanted == "off" else find_site_pipe(environ)
         self._is_required = wanted == "on"
         if self._is_required and not devices:
@@ -243,7 +245,7 @@ class MpsDaemons:
             if wanted == "off":
                 decision = Decision.of(Code.MPS_NOT_USED, device.name, why="--mps off")
             else:
-                decision = self._start_one(device_id, device, most, environ, local)
+                decision = self._start_one(device_id, device, most)
             if self._is_required and decision.code not in (Code.MPS_SHARED, Code.MPS_OF_SITE):
                 name = device.name or device.token
                 fix = "badcjobs run … --mps auto"
@@ -252,31 +254,27 @@ class MpsDaemons:
                 decisions.append(decision)
                 self._record(decision)
 
-    def _start_one(
-        self, device_id: int, device: Device, most: int, environ: Mapping[str, str], local: LocalFolder
-    ) -> Decision:
+    def _start_one(self, device_id: int, device: Device, most: int) -> Decision:
         """Start the daemon of a device, if it needs one and can have one."""
         if self._site_pipe is not None and device.backend == "nvml":
             return Decision.of(Code.MPS_OF_SITE, device.name, pipe=self._site_pipe)
         if most < 2 and not device.exclusive:
             return Decision.of(Code.MPS_NOT_NEEDED, device.name)
-        why = find_obstacle(device, most, environ) or self._start_daemon(device_id, device, environ, local)
+        why = find_obstacle(device, most, self._environ) or self._start_daemon(device_id, device)
         if why is not None:
             return Decision.of(Code.MPS_NOT_USED, device.name, why=why)
         return Decision.of(Code.MPS_SHARED, device.name, most_workers=most)
 
-    def _start_daemon(
-        self, device_id: int, device: Device, environ: Mapping[str, str], local: LocalFolder
-    ) -> str | None:
+    def _start_daemon(self, device_id: int, device: Device) -> str | None:
         """Start a daemon in a folder of this task; return None, or why it failed."""
         try:
             if self._folder is None:
                 self._folder = LocalFolder.create(_PLACE, _NAME)
                 hold(self._folder, self._owner)
-                local.mps.symlink_to(self._folder.path)  # to remove that folder is to remove this one
+                self._local.mps.symlink_to(self._folder.path)  # to remove that folder is to remove this one
         except (BadInput, OSError) as error:
             return f"{_PLACE} cannot be used: {getattr(error, 'why', None) or error}"
-        daemon = MpsDaemon(device, self._folder.path / str(device_id), {**environ, TASK_MARK: self._owner.mark})
+        daemon = MpsDaemon(device, self._folder.path / str(device_id), self._environ)
         why = daemon.start()
         if why is None:
             self._daemons[device_id] = daemon

@@ -37,12 +37,12 @@ class Task:
         self.lines = []
         memory, granted_bytes = (one and round(one * GIB) for one in (gib, granted))
         places = [(100 + n, Device(str(n), "test", name="V100", memory_total_bytes=memory)) for n in range(devices)]
-        counts = {"cpus": cpus, "per_gpu": per_gpu, "cpu_workers": cpu_workers, "granted_bytes": granted_bytes}
+        counts = {"cpus": cpus, "per_gpu": per_gpu, "cpu_workers": cpu_workers}
         counts |= {"chunk_s": chunk, "cores_each": each, "exclusive": exclusive}
         self.peaks, self.held = {}, None  # what is read of the memory
-        counts |= {"memory_peaks": {30.0: self.peaks}.get, "memory_held": lambda: self.held}
+        meter = workers.Meter(places, granted_bytes, self.clock, {30.0: self.peaks}.get, lambda: self.held)
         self.subject = f"V100, {max(1, cpus // max(1, devices))} cores, chunks of {chunk} s"
-        self.scaler = workers.Autoscaler(places, self.learned, self.note, self.clock, **counts)
+        self.scaler = workers.Autoscaler(places, meter, self.learned, self.note, **counts)
         self.bench = Bench(folder, self.script, chunks=200, workers=self.scaler.plans)
         self.supervisor = self.bench.supervisor
 
