@@ -108,7 +108,12 @@ class Records:
     def start_publishing(self, every_s: float) -> None:
         """Publish now, so that a file exists from the beginning, and then at this interval."""
         halves = (self.writer.half, self._readings.uri)
-        self._publisher = Publisher(halves, self.target, base_interval_s=every_s, workplace=self.local.path)
+        self._publisher = Publisher(
+            halves,
+            self.target,
+            base_interval_s=every_s,
+            workplace=self.local.path,
+        )
         self._publisher.start()
 
     def start_recorder(self, devices: tuple[Device, ...], how: RecordingOptions, *, wait_s: float = 0.0) -> None:
@@ -412,7 +417,12 @@ class SampleStream:
 
 
 def start_recording(
-    target: Path, world: World, options: RecordingOptions, *, live_mode: str = "auto", needs_device: str | None = None
+    target: Path,
+    world: World,
+    options: RecordingOptions,
+    *,
+    live_mode: str = "auto",
+    needs_device: str | None = None,
 ) -> tuple[Records, tuple[Device, ...]]:
     """Record the devices of this process into ``target``; return after the first sample.
 
@@ -458,7 +468,12 @@ def _follow(
 
 
 def _follow_command(
-    command: Sequence[str], end_s: float, world: World, mark: str, tick: Callable[[], float], stdout: int | None
+    command: Sequence[str],
+    end_s: float,
+    world: World,
+    mark: str,
+    tick: Callable[[], float],
+    stdout: int | None,
 ) -> int:
     """Run the command and forward our signals to it."""
     try:

@@ -170,7 +170,13 @@ def open_task(resolved: ResolvedTask, settings: RunSettings, world: World) -> It
             records.writer.close()
 
 
-def make_claim(resolved: ResolvedTask, settings: RunSettings, world: World, out: RunFolder, key: TaskKey) -> Claim:
+def make_claim(
+    resolved: ResolvedTask,
+    settings: RunSettings,
+    world: World,
+    out: RunFolder,
+    key: TaskKey,
+) -> Claim:
     """Return the claim on our part of the source, which two live tasks never have at the same time."""
     run = resolved.run.settings
     source = zlib.crc32(repr((run.get("source"), run.get("root"))).encode(errors="surrogateescape"))
@@ -297,13 +303,8 @@ def plan_workers(task: Task) -> Autoscaler:
     # The server of a site's MPS daemon is the one process that may use an exclusive device.
     is_shared = settings.mps != "off" and find_site_pipe(task.world.environ) is not None
     engine = task.resolved.engine
-    meter = Meter(
-        devices,
-        own_memory_bytes(task.resolved.allocation.facts),
-        task.world.clock,
-        task.records.memory_peaks,
-        task.records.memory_held,
-    )
+    granted_bytes = own_memory_bytes(task.resolved.allocation.facts)
+    meter = Meter(devices, granted_bytes, task.world.clock, task.records.memory_peaks, task.records.memory_held)
     workers = Autoscaler(
         devices,
         meter,
@@ -505,17 +506,16 @@ def decide_verdict(task: Task, tally: Tally) -> Verdict:
     if task.claim.lost:
         forbid_restart(task.world.environ)
         why = "another task has taken over this part of the source, and continues it"
-        return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", why)
-    stop = task.world.stop
-    if stop.requested:
-        return Verdict(stop.exit_code, "stopped", _AGAIN)
-    if tally.node_fault is not None:
+    elif task.world.stop.requested:
+        return Verdict(task.world.stop.exit_code, "stopped", _AGAIN)
+    elif tally.node_fault is not None:
         why = f"{tally.node_fault}; {_AGAIN}, on another node if possible"
-        return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", why)
-    if task.time.out_of_time and tally.gave_up is None:
-        return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", f"the time limit is near; {_AGAIN}")
-    why = tally.gave_up or next(iter(tally.retired), "no worker could be started; see the log")
-    return Verdict(ExitCode.NOT_HERE, "failed", why)
+    elif task.time.out_of_time and tally.gave_up is None:
+        why = f"the time limit is near; {_AGAIN}"
+    else:
+        why = tally.gave_up or next(iter(tally.retired), "no worker could be started; see the log")
+        return Verdict(ExitCode.NOT_HERE, "failed", why)
+    return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", why)
 
 
 def close_task(task: Task, end: Verdict) -> dict[str, Any]:

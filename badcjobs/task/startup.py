@@ -145,7 +145,12 @@ class World:
     show: Callable[[Callable[[], TaskProgress]], None] = lambda look: None  # calls look if it needs it
 
     @classmethod
-    def here(cls, environ: Mapping[str, str], clock: Clock, stop: StopRequest) -> World:
+    def here(
+        cls,
+        environ: Mapping[str, str],
+        clock: Clock,
+        stop: StopRequest,
+    ) -> World:
         """Describe this process."""
         return cls(
             environ,
@@ -264,7 +269,12 @@ def check_places(settings: RunSettings, sources: Sources, cwd: Path) -> None:
 def read_allocation(world: World) -> Allocation:
     """Return the allocation of this process: Slurm's or, outside Slurm, the machine."""
     now_ms = world.clock.now_ms()
-    return parse_allocation(world.environ, hostname=world.hostname, pid=world.pid, started_at_ms=now_ms)
+    return parse_allocation(
+        world.environ,
+        hostname=world.hostname,
+        pid=world.pid,
+        started_at_ms=now_ms,
+    )
 
 
 def task_mark(allocation: Allocation, world: World) -> str:
@@ -312,7 +322,14 @@ def raise_if_stopped(stop: StopRequest) -> None:
         raise stopped
 
 
-def make_engine(settings: RunSettings, world: World, mark: str, grant: Grant, *, places: bool = False) -> Engine:
+def make_engine(
+    settings: RunSettings,
+    world: World,
+    mark: str,
+    grant: Grant,
+    *,
+    places: bool = False,
+) -> Engine:
     """Return the engine after its check, so that a missing program is found now and not by every chunk."""
     prefix: Sequence[str] = ()
     if settings.engine_prefix is not None:

@@ -159,6 +159,7 @@ class SourceBook(Book):
 # --- the latest readings ----------------------------------------------------------------------------------------------
 
 
+@dataclass
 class LatestBook(Book):
     """Writes the last reading of each device to a small file, every second: monitor and serve on this machine read it.
 
@@ -166,12 +167,10 @@ class LatestBook(Book):
     the file is read.
     """
 
-    def __init__(self, folder: LocalFolder, reader: GpuReader) -> None:
-        self._path = folder.latest_file
-        self._watched_file = folder.watched_file
-        self._reader = reader
-        self._values: dict[int, dict[str, tuple[int, object]]] = {}  # device → metric → (time, value)
-        self._next_ms = 0
+    folder: LocalFolder
+    reader: GpuReader
+    _values: dict[int, dict[str, tuple[int, object]]] = field(default_factory=dict)  # device → metric → (time, value)
+    _next_ms: int = 0
 
     def write(self, at_ms: int, readings: Readings, unreadable: Unreadable) -> None:
         """Write the file if a second has passed; on a full disk the old one stays."""
@@ -184,17 +183,17 @@ class LatestBook(Book):
         if at_ms < self._next_ms:
             return
         self._next_ms = at_ms + _LATEST_EVERY_MS
-        self._reader.watched = False
+        self.reader.watched = False
         with suppress(OSError):
-            self._reader.watched = at_ms - self._watched_file.stat().st_mtime * 1000 < _WATCHED_MS
+            self.reader.watched = at_ms - self.folder.watched_file.stat().st_mtime * 1000 < _WATCHED_MS
         devices = {}
         for device_id in self._values.keys() - unreadable.keys():
             recent = [(metric, *reading) for metric, reading in self._values[device_id].items()]
             devices[device_id] = {metric: value for metric, ms, value in recent if at_ms - ms <= _LATEST_KEPT_MS}
-        new_file = self._path.with_suffix(".new")
+        new_file = self.folder.latest_file.with_suffix(".new")
         with suppress(OSError):
             new_file.write_text(json.dumps({"at_ms": at_ms, "devices": devices}))
-            new_file.replace(self._path)
+            new_file.replace(self.folder.latest_file)
 
 
 # --- the recorder's own cost ------------------------------------------------------------------------------------------

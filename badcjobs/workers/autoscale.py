@@ -228,7 +228,12 @@ def try_fewer(now: Performance, trials: Trials, limits: Limits) -> Step | None:
     return Step(Code.TRY_FEWER_WORKERS, fewer, figures, is_trial=True)
 
 
-def stay(now: Performance, trials: Trials, limit: Limit, limits: Limits) -> Step:
+def stay(
+    now: Performance,
+    trials: Trials,
+    limit: Limit,
+    limits: Limits,
+) -> Step:
     """Stay with the present number: there is nothing left to try."""
     figures = _trial(now, trials)
     is_best = limit.is_cores and _fewer(trials, limits) is None
@@ -475,10 +480,11 @@ class Autoscaler:
     def _take(self, step: Step, reading: Reading, supervisor: Supervisor) -> None:
         """Change the number of workers; the search is over unless this is a trial."""
         now = self._trials.workers
-        needs = self._needs_of_worker(reading, len(supervisor.slots_at_work))
         rates = dict(self._trials.rates)
         if reading.performance is not None:
             rates[now] = reading.performance.rate
+        if not step.is_trial:
+            self._learn(step, reading, rates, supervisor)
         compared_with = now if step.is_trial else step.workers
         self._trials = Trials(step.workers, compared_with, rates, settled=not step.is_trial)
         self._record(step)
@@ -488,10 +494,14 @@ class Autoscaler:
             self.meter.forgive(supervisor)
         for device_id, device in self.devices:
             self._change_device(supervisor, device_id, device, step.workers - now)
-        if not step.is_trial:
-            self._learn(step, needs, in_audio=supervisor.audio_done_s > 0)
 
-    def _change_device(self, supervisor: Supervisor, device_id: int, device: Device, more: int) -> None:
+    def _change_device(
+        self,
+        supervisor: Supervisor,
+        device_id: int,
+        device: Device,
+        more: int,
+    ) -> None:
         """Add workers to a device, or retire its last ones; a lost device stays without."""
         slots = sorted(slot for slot, place in supervisor.slots_at_work.items() if place == device_id)
         for slot in slots[self._trials.workers :]:
@@ -500,28 +510,33 @@ class Autoscaler:
             for _ in range(more):
                 supervisor.add_worker(self._plan_worker(device_id, device))
 
-    def _needs_of_worker(self, reading: Reading, at_work: int) -> dict[str, Any]:
-        """Return how much memory a worker uses, as lessons name it."""
-        needs = {}
+    def _learn(
+        self,
+        step: Step,
+        reading: Reading,
+        rates: Mapping[int, float],
+        supervisor: Supervisor,
+    ) -> None:
+        """Keep the results for later runs; rates only if they are of audio, not of chunks."""
+        facts: dict[str, Any] = {}
         now = reading.performance
         used_bytes = reading.held_bytes if now is None else now.peak_bytes
         if used_bytes:
-            needs["worker_bytes"] = used_bytes // max(1, at_work)
+            facts["worker_bytes"] = used_bytes // max(1, len(supervisor.slots_at_work))
         if now is not None and now.device_peak_bytes:
-            needs["device_bytes"] = now.device_peak_bytes // self._trials.workers
-        return needs
-
-    def _learn(self, step: Step, needs: dict[str, Any], *, in_audio: bool) -> None:
-        """Keep the results for later runs; rates only if they are of audio, not of chunks."""
-        facts = dict(needs)
-        rates = self._trials.rates
+            facts["device_bytes"] = now.device_peak_bytes // self._trials.workers
         if step.workers in rates:
             facts |= {"workers": step.workers, "settled": step.is_best}
-            if in_audio:
+            if supervisor.audio_done_s > 0:
                 facts["rates"] = {str(number): rate / len(self.devices) for number, rate in rates.items()}
         if facts:
             memory_bytes = self._limits.device_bytes
-            self.learned.note(self._subject, chunk_s=self.chunk_s, memory_bytes=memory_bytes, **facts)
+            self.learned.note(
+                self._subject,
+                chunk_s=self.chunk_s,
+                memory_bytes=memory_bytes,
+                **facts,
+            )
 
     def _record(self, step: Step) -> None:
         decision = Decision.of(step.code, self._model, workers=step.workers, **step.figures)

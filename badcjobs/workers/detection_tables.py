@@ -41,7 +41,12 @@ def parse_detections(text: str, name: str = "detections.csv") -> list[Detection]
     lines = io.StringIO(text, newline="")
     has_tabs = "\t" in first_line
     if has_tabs:
-        rows = csv.reader(lines, strict=True, delimiter="\t", quoting=csv.QUOTE_NONE)
+        rows = csv.reader(
+            lines,
+            strict=True,
+            delimiter="\t",
+            quoting=csv.QUOTE_NONE,
+        )
     else:
         rows = csv.reader(lines, strict=True, delimiter="," if "," in first_line else ";")
     try:
@@ -63,8 +68,8 @@ class _Table:
         missing = [part for part, column in self._columns.items() if not column and (has_score or part != "score")]
         if missing:
             understood = "; ".join(f"{part}: {', '.join(names)}" for part, names in COLUMNS.items())
-            found = ", ".join(header) or "nothing"
-            problem = f"line 1: no column for {', '.join(missing)}; found: {found}; understood: {understood}"
+            names = ", ".join(header) or "nothing"
+            problem = f"line 1: no column for {', '.join(missing)}; found: {names}; understood: {understood}"
             raise UnknownTable(problem) if len(header) > 1 else ValueError(problem)
         self._species = self._first_of([name for name in _SPECIES_NAMES if name != self._columns["label"]])
 
@@ -75,8 +80,10 @@ class _Table:
             self._check_length(cells)
             row = {name: cell.strip() for name, cell in zip(self._header, cells, strict=True)}
             selection = row.get("selection")
-            if selection in selections or self._is_no_call(row):
-                continue  # Raven repeats a selection for each view
+            if selection in selections:  # Raven repeats a selection for each view
+                continue
+            if row[self._columns["label"]] == row.get(self._species) == _NO_CALL:
+                continue
             if selection:
                 selections.add(selection)
             yield self._parse_row(row)
@@ -104,9 +111,6 @@ class _Table:
         column = self._header[len(cells)] if len(cells) < width else f"number {width + 1}"
         counts = f"{len(cells)} cells, the header has {width}"
         raise ValueError(f"line {self._rows.line_num} has {counts} (column {column})")
-
-    def _is_no_call(self, row: Mapping[str, str]) -> bool:
-        return row[self._columns["label"]] == row.get(self._species) == _NO_CALL
 
     def _parse_row(self, row: Mapping[str, str]) -> Detection:
         columns = self._columns

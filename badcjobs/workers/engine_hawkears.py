@@ -73,7 +73,6 @@ HAWKEARS_PATTERNS: tuple[ErrorPattern, ...] = (
 TRAITS = EngineTraits(
     memory_per_worker=USUAL_MEMORY,
     cores_per_chunk=1,
-    forkable=True,
     error_patterns=HAWKEARS_PATTERNS,
     reads_places=True,
 )
@@ -96,7 +95,7 @@ def make_engine(request: EngineRequest) -> HawkEarsEngine:
         request.cwd / (settings.hawkears_root or ""),
         allow_cpu=request.allow_cpu,
         hang_timeout=HangTimeout(start_s=request.start_s),
-        forks=TRAITS.forkable and settings.workers_wanted != 1,
+        forks=settings.workers_wanted != 1,
     )
 
 
@@ -172,7 +171,12 @@ class HawkEarsEngine:
         caches = user_cache(self.start.environ)
         if not self.forks or self.allow_cpu or caches is None or why_not_writable(caches):
             return  # a check leaves no caches behind; only ``open`` knows another folder for them
-        plan = WorkerPlan(slot=0, device=None, device_id=None, threads=1)
+        plan = WorkerPlan(
+            slot=0,
+            device=None,
+            device_id=None,
+            threads=1,
+        )
         self._find_parent(hawkears_environment(self.start.environ, plan, args, caches))
 
     def _refusal(self, error: str, python: str) -> BadInput | NotHere:
@@ -305,12 +309,24 @@ def python_of(script: Path) -> str | None:
 
 
 def query_hawkears(
-    python: Sequence[str], options: Sequence[str], *, environ: Mapping[str, str], cwd: Path | None, limit_s: float
+    python: Sequence[str],
+    options: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    cwd: Path | None,
+    limit_s: float,
 ) -> Mapping[str, Any]:
     """Let HawkEars' own command line parse the options; return its versions or, without them, its error message."""
     argv = [*python, str(WORKER), "--probe", *options]
     try:
-        done = subprocess.run(argv, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=limit_s)
+        done = subprocess.run(
+            argv,
+            env=dict(environ),
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+        )
     except subprocess.TimeoutExpired as error:
         raise slow_start(python[-1], limit_s) from error
     except OSError as error:
@@ -363,7 +379,10 @@ def with_absolute_paths(words: Sequence[str], cwd: Path) -> list[str]:
 
 
 def hawkears_environment(
-    environ: Mapping[str, str], plan: WorkerPlan, extra_args: Sequence[str], scratch: Path
+    environ: Mapping[str, str],
+    plan: WorkerPlan,
+    extra_args: Sequence[str],
+    scratch: Path,
 ) -> dict[str, str]:
     """Return a worker's environment, with cache folders and a thread limit for its share of the cores.
 

@@ -44,7 +44,14 @@ class HawkEars1Engine(CommandEngine):
     wants = 256  # results come only at the end of a batch, so it must not be long
     receives_term = False
 
-    def __init__(self, start: EngineStart, python: str, root: Path, *, allow_cpu: bool) -> None:
+    def __init__(
+        self,
+        start: EngineStart,
+        python: str,
+        root: Path,
+        *,
+        allow_cpu: bool,
+    ) -> None:
         # It may print only one line per recording, and compiles at its start: allow minutes of silence.
         super().__init__(start, "{inputs} {outputs}")
         self.hang_timeout = HangTimeout(least_s=600.0)

@@ -70,8 +70,9 @@ class AudioSteps:
     def start_staging(self, upcoming: Upcoming) -> None:
         """Decide about staging once the queue has chunks, log the decision, and start staging."""
         choice = choose_staging(self.stage, upcoming(_EXAMINED), self.local)
-        log.info("audio %s: %s", _STAGED.get(choice.decision.code, "is read in place"), choice.decision.reason)
-        if choice.staged:
+        staged = _STAGED.get(choice.decision.code)
+        log.info("audio %s: %s", staged or "is read in place", choice.decision.reason)
+        if staged is not None:
             self._started = True
             self.stager.start(upcoming, choice)
         self.decisions.put(choice.decision)
@@ -100,7 +101,13 @@ class AudioSteps:
 
     def _decide(self, code: Code, model: str, limit: MemoryLimit) -> None:
         leanest_s = limit.crowded_s if limit.alone_s is None else limit.alone_s
-        decision = Decision.of(code, model, limit_s=leanest_s, crowded_s=limit.crowded_s, alone_s=limit.alone_s)
+        decision = Decision.of(
+            code,
+            model,
+            limit_s=leanest_s,
+            crowded_s=limit.crowded_s,
+            alone_s=limit.alone_s,
+        )
         log.info("%s: %s", model, decision.reason)
         self.decisions.put(decision)
 
@@ -247,7 +254,12 @@ class SessionFeed:
         del self._in_hand[original.key]
         is_sound = self._stager.release(original, failed=not event.ok)
         charged = event.charged and (event.ok or is_sound)
-        result = replace(event, chunk=original, error=error, charged=charged)
+        result = replace(
+            event,
+            chunk=original,
+            error=error,
+            charged=charged,
+        )
         if charged:
             result = name_fault(result)
         # A truncated recording has less audio than the chunk's times imply.
@@ -274,7 +286,13 @@ class SessionFeed:
                 return replace(result, error=f"{result.error}\nno way to process it needs less device memory")
         return result
 
-    def _note_break(self, broken: SessionBroken, chunk: Chunk, audio_s: float | None, way: Way) -> None:
+    def _note_break(
+        self,
+        broken: SessionBroken,
+        chunk: Chunk,
+        audio_s: float | None,
+        way: Way,
+    ) -> None:
         """Record that a chunk, the only one in progress, broke the session by its memory."""
         if broken.error_class == policy.OUT_OF_MEMORY and not broken.at_start:
             self._note_out_of_memory(chunk, audio_s, way)
@@ -319,9 +337,23 @@ class SessionFeed:
         error = f"it does not fit into device memory, and cannot be cut into pieces: {problem}"
         return self._failure(run.chunk, run.started_at_ms or self.clock.now_ms(), error_class, error)
 
-    def _failure(self, chunk: Chunk, started_at_ms: int, error_class: str, error: str) -> ChunkResult:
+    def _failure(
+        self,
+        chunk: Chunk,
+        started_at_ms: int,
+        error_class: str,
+        error: str,
+    ) -> ChunkResult:
         ended_at_ms = self.clock.now_ms()
-        return name_fault(ChunkResult(chunk, started_at_ms, ended_at_ms, error_class=error_class, error=error))
+        return name_fault(
+            ChunkResult(
+                chunk,
+                started_at_ms,
+                ended_at_ms,
+                error_class=error_class,
+                error=error,
+            )
+        )
 
     def _class_of(self, problem: CannotCut | OSError) -> str | None:
         """Return why audio cannot be cut out; None: neither a decoder nor a file is missing, and the node is sound."""

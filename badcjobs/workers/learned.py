@@ -72,8 +72,8 @@ class Learned:
     def about(self, model: str) -> Lesson:
         """Return the facts about a device model (and perhaps more), each from the first file that has it."""
         facts: dict[str, Any] = {}
-        for file in self.files:
-            facts = {**_read_lessons(file).get(self.subject, {}).get(model, {}), **facts}
+        for file in reversed(self.files):
+            facts |= _read_lessons(file).get(self.subject, {}).get(model, {})
         return _lesson_of(facts)
 
     def every(self) -> dict[str, Lesson]:
@@ -140,7 +140,10 @@ def _lesson_of(facts: Mapping[str, Any]) -> Lesson:
 
 
 def find_limits(
-    files: Iterable[Path], plans: Sequence[WorkerPlan], engine: Engine, settings: RunSettings
+    files: Iterable[Path],
+    plans: Sequence[WorkerPlan],
+    engine: Engine,
+    settings: RunSettings,
 ) -> dict[str, MemoryLimit]:
     """Return the memory limit of each device model of these workers, from the results of probes.
 
@@ -155,7 +158,7 @@ def find_limits(
     mine = (engine.name, engine.version or "unknown", subject_of(settings))
     limits = {}
     for plan in plans:
-        beside = sum(other.device_id == plan.device_id for other in plans)
+        beside = sum(neighbour.device_id == plan.device_id for neighbour in plans)
         at_once = engine.chunks_at_once(plan) * beside
         fitting = [
             probed for probed in probes if _is_about(probed.key, plan, mine) and probed.key.chunks_at_once <= at_once

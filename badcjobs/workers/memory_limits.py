@@ -93,7 +93,13 @@ class MemoryLimits:
             return set()
         return {Circumstance.SMALLEST_WAY if failure.is_smallest else Circumstance.SMALLER_WAY}
 
-    def note_out_of_memory(self, model: str, key: ChunkKey, audio_s: float | None, way: Way) -> None:
+    def note_out_of_memory(
+        self,
+        model: str,
+        key: ChunkKey,
+        audio_s: float | None,
+        way: Way,
+    ) -> None:
         """Record that a chunk did not fit; ``audio_s`` None: its length is not known, or it cannot be cut."""
         with self._lock:
             failure = self._failures.setdefault(key, _OutOfMemory(model))
@@ -115,7 +121,13 @@ class MemoryLimits:
                 failure.way = Way(lean=True, pieces=pieces)
                 failure.is_smallest = False
 
-    def note_success(self, model: str, key: ChunkKey, audio_s: float | None, way: Way) -> None:
+    def note_success(
+        self,
+        model: str,
+        key: ChunkKey,
+        audio_s: float | None,
+        way: Way,
+    ) -> None:
         """Record that a chunk was done; after a try with less memory, keep the limits that its failures give."""
         with self._lock:
             if way.pieces == 1 and audio_s is not None:

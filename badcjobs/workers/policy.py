@@ -7,6 +7,7 @@ error class, the value of ``attempt.error_class``, and circumstances. How errors
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Set
 from dataclasses import dataclass, field
 from enum import Enum
@@ -80,14 +81,14 @@ class ChunkStep(NamedTuple):
     recorded: bool = True  # as a try, with its end
     rests: bool = False  # before the next try
     alone: bool = False  # the next try has no other chunk in the engine
-    apart: bool = False  # alone, and the engine does not share its device through MPS
+    apart: bool = False  # alone, and the engine does not share its device through MPS either
 
 
 LEAVE = ChunkStep("stays pending, no try is recorded", recorded=False)
 BACK = ChunkStep("back to the queue")
-HALVES = ChunkStep("tried in halves without the others, under MPS one by one", alone=True, apart=True)
+HALVES = ChunkStep("tried in halves without the others, under MPS one by one", apart=True)
 RETRY = ChunkStep("retried", rests=True)
-RETRY_ALONE = ChunkStep("retried alone", rests=True, alone=True, apart=True)
+RETRY_ALONE = ChunkStep("retried alone", rests=True, apart=True)
 # With one thread, then in pieces: memory_limits. Not counted as a retry.
 LESS_MEMORY = ChunkStep("tried with less memory, not a retry", alone=True)
 SAME_MEMORY = ChunkStep("tried again with as little memory", rests=True, alone=True)
@@ -227,12 +228,11 @@ class Retries:
     """Answers the failures of chunks, and keeps the history of each until it is done or failed for good."""
 
     policy: RetryPolicy
-    _histories: dict[ChunkKey, _History] = field(default_factory=dict)
+    _histories: defaultdict[ChunkKey, _History] = field(default_factory=lambda: defaultdict(_History))
 
     def try_number(self, chunk: Chunk) -> int:
         """Return the number of the current try of this chunk, from 1."""
-        history = self._histories.get(chunk.key)
-        return 1 if history is None else history.tries + 1
+        return self._histories[chunk.key].tries + 1
 
     def forget(self, chunk: Chunk) -> None:
         """Forget a chunk that is done."""
@@ -240,7 +240,7 @@ class Retries:
 
     def respond(self, chunk: Chunk, error_class: str, circumstances: Set[Circumstance]) -> Rule:
         """Return what happens after this failure of a chunk, which is counted."""
-        history = self._histories.setdefault(chunk.key, _History())
+        history = self._histories[chunk.key]
         counted = set()
         if history.excuses < EXCUSES.get(error_class, 0):
             counted.add(Circumstance.FIRST_TIMES)
@@ -261,7 +261,4 @@ class Retries:
 
     def delay_s(self, chunk: Chunk, step: ChunkStep) -> float:
         """Return the delay before the next try of a chunk."""
-        history = self._histories.get(chunk.key)
-        if history is None or not step.rests:
-            return 0.0
-        return self.policy.delay_s(max(1, history.retries))
+        return self.policy.delay_s(max(1, self._histories[chunk.key].retries)) if step.rests else 0.0

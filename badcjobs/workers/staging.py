@@ -46,10 +46,6 @@ class StagingChoice(NamedTuple):
     most_bytes: int = 0
 
     @property
-    def staged(self) -> bool:
-        return self.decision.code in (Code.STAGE_ALL, Code.STAGE_CUTS)
-
-    @property
     def only_cuts(self) -> bool:
         """Whether to copy only chunks that must be cut out of longer files."""
         return self.decision.code == Code.STAGE_CUTS
@@ -217,7 +213,12 @@ class Stager:
                 self.from_source += 1
                 return chunk
             copy = self._cut_now(chunk)
-        return replace(chunk, audio_path=str(copy.path), is_cut=False, end_ms=copy.end_ms)
+        return replace(
+            chunk,
+            audio_path=str(copy.path),
+            is_cut=False,
+            end_ms=copy.end_ms,
+        )
 
     def _take_ready(self, chunk: Chunk) -> Copy | None:
         """Return the copy of a chunk, if it is ready; otherwise it is not wanted any more."""
@@ -270,16 +271,17 @@ class Stager:
 
     def _run(self) -> None:
         while (copy := self._next()) is not None:
+            is_offered = False
             try:
                 if self._wait_for_room(copy):
                     copy.write(self.cutter)
-                    self._offer(copy)
+                    is_offered = self._offer(copy)
             except CannotCut:
                 pass  # the engine will meet the same error and report it
             except OSError as error:
                 self.failed_copies += 1
                 self.last_failure = f"{copy.chunk.audio_path}: {error.strerror or error}"
-            if copy.state is not State.READY:
+            if not is_offered:
                 self._discard(copy)
 
     def _next(self) -> Copy | None:
@@ -299,7 +301,7 @@ class Stager:
         size_bytes = size_of(copy.chunk, self.cutter)
         with self._changed:
             while self._is_wanted(copy):
-                held = sum(other.size_bytes for other in self._copies.values())
+                held = sum(held_copy.size_bytes for held_copy in self._copies.values())
                 limit = min(self._choice.most_bytes, int(_SHARE * (shutil.disk_usage(self.folder).free + held)))
                 if size_bytes > limit:
                     return False
@@ -310,11 +312,13 @@ class Stager:
                 self._changed.wait(_POLL_S)
             return False
 
-    def _offer(self, copy: Copy) -> None:
+    def _offer(self, copy: Copy) -> bool:
         with self._changed:
-            if self._is_wanted(copy):
+            is_wanted = self._is_wanted(copy)
+            if is_wanted:
                 copy.state = State.READY
             self._changed.notify_all()
+        return is_wanted
 
     def _discard(self, copy: Copy) -> None:
         """Remove a copy that cannot be used, and plan it no more."""

@@ -191,7 +191,10 @@ class Supervisor(WorkerSetup):
             self._on_batch_over(plan, event)
         elif isinstance(event, Opened):
             self._worker_ids[plan.slot] = self.journal.worker_started(
-                device_id=plan.device_id, pid=event.pid, engine=self.engine.name, at_ms=event.at_ms
+                device_id=plan.device_id,
+                pid=event.pid,
+                engine=self.engine.name,
+                at_ms=event.at_ms,
             )
         elif isinstance(event, Closed):
             self.journal.worker_ended(self._worker_ids[plan.slot], exit_code=event.exit_code, at_ms=event.at_ms)
@@ -240,7 +243,13 @@ class Supervisor(WorkerSetup):
         log.warning("%s: %s", chunk.name, decision.reason)
         self.journal.add_decision(decision, result.ended_at_ms)
 
-    def _record(self, plan: WorkerPlan, result: ChunkResult, status: str, try_number: int) -> None:
+    def _record(
+        self,
+        plan: WorkerPlan,
+        result: ChunkResult,
+        status: str,
+        try_number: int,
+    ) -> None:
         """Write the end of a try, and the state of its chunk."""
         self.tally.tries += 1
         self.journal.attempt_ended(
@@ -286,7 +295,12 @@ class Supervisor(WorkerSetup):
             if response.charged:
                 when = f"in {delay_s:.1f} s" if step.rests else "with less memory"
                 log.warning("%s failed (%s), try %d; next try %s", chunk.name, result.error_class, try_number, when)
-            self._queue.put_back([chunk], delay_s=delay_s, alone=step.alone, apart=step.apart)
+            self._queue.put_back(
+                [chunk],
+                delay_s=delay_s,
+                alone=step.alone,
+                apart=step.apart,
+            )
         return response
 
     def _circumstances(self) -> set[Circumstance]:
@@ -380,18 +394,20 @@ class Supervisor(WorkerSetup):
         # One of these broke the session for the others; trying halves finds it in a few rounds. Under MPS there are
         # more of them, in other sessions.
         suspects = self._uncertain.pop(plan.slot, [])
-        middle = len(suspects) // 2
-        groups = [suspects[:middle], suspects[middle:]]
+        size = math.ceil(len(suspects) / 2)
         if Circumstance.SHARED in event.circumstances:
-            groups = [[chunk] for chunk in suspects]
-        for group in groups:
-            if group:
-                self._queue.put_back(group, apart=True)
+            size = 1
+        for first in range(0, len(suspects), size or 1):
+            self._queue.put_back(suspects[first : first + size], apart=True)
         if left:
             self._queue.put_back(list(left.values()), delay_s=delay_s)
 
     def _on_broken(
-        self, broken: SessionBroken, plan: WorkerPlan, event: BatchOver, left: dict[ChunkKey, Chunk]
+        self,
+        broken: SessionBroken,
+        plan: WorkerPlan,
+        event: BatchOver,
+        left: dict[ChunkKey, Chunk],
     ) -> None:
         """Let the policy decide about a broken session; only chunks that go back to the queue stay in ``left``."""
         circumstances = self._circumstances() | event.circumstances
@@ -424,9 +440,9 @@ class Supervisor(WorkerSetup):
 
     def _on_shared_fault(self, plan: WorkerPlan, at_ms: int) -> None:
         """End all workers that share a faulty context, once: each gets the same error, and none can start before."""
-        last_fault_ms = self._faults_ms.get(plan.device_id)
+        last_fault_ms = self._faults_ms.get(plan.device_id, -math.inf)
         self._faults_ms[plan.device_id] = at_ms
-        if last_fault_ms is not None and at_ms - last_fault_ms <= _ONE_FAULT_MS:
+        if at_ms - last_fault_ms <= _ONE_FAULT_MS:
             return
         decision = Decision.of(Code.MPS_FAULT, plan.device.name if plan.device else None)
         log.warning("%s", decision.reason)
@@ -442,7 +458,13 @@ class Supervisor(WorkerSetup):
 
 def _failed_result(chunk: Chunk, broken: SessionBroken, event: BatchOver) -> ChunkResult:
     started_at_ms = event.in_hand.started_ms.get(chunk.key, event.at_ms)
-    return ChunkResult(chunk, started_at_ms, event.at_ms, error_class=broken.error_class, error=str(broken))
+    return ChunkResult(
+        chunk,
+        started_at_ms,
+        event.at_ms,
+        error_class=broken.error_class,
+        error=str(broken),
+    )
 
 
 def _last_line(text: str | None) -> str:

@@ -144,7 +144,14 @@ class WorkQueue:
             if self._in_flight == 0:  # a blocked ``take`` waits for this
                 self._changed.notify_all()
 
-    def put_back(self, chunks: list[Chunk], *, delay_s: float = 0.0, alone: bool = False, apart: bool = False) -> None:
+    def put_back(
+        self,
+        chunks: list[Chunk],
+        *,
+        delay_s: float = 0.0,
+        alone: bool = False,
+        apart: bool = False,
+    ) -> None:
         """Return chunks in flight to the queue, to be tried again after a delay.
 
         ``alone``: these chunks together, without others; ``apart``: and without MPS.

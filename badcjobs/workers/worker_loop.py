@@ -238,7 +238,12 @@ class WorkerThread(threading.Thread):
         fault = self._find_fault(error_class) if result.charged else None
         if fault is not None:
             error = f"{result.error}\n{fault}"
-            return replace(result, error_class=fault.error_class, error=error, charged=False)
+            return replace(
+                result,
+                error_class=fault.error_class,
+                error=error,
+                charged=False,
+            )
         if self._shared and error_class in policy.DEATHS:
             return replace(result, charged=False)
         return result
@@ -268,7 +273,13 @@ class WorkerThread(threading.Thread):
         self._gave_result = False
         feed = self.setup.engine.open(plan, self._folder)
         if self.setup.audio is not None:
-            feed = SessionFeed(feed, plan, self.setup.audio, clock=self.setup.clock, folder=self._folder / "pieces")
+            feed = SessionFeed(
+                feed,
+                plan,
+                self.setup.audio,
+                clock=self.setup.clock,
+                folder=self._folder / "pieces",
+            )
         self._feed = feed
         self.report(Opened(feed.pid, self.setup.clock.now_ms()))
         if self._interrupted:  # requested while the engine was starting
