@@ -23,7 +23,6 @@ import sqlite3
 import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
 from badcjobs.devices.allocation import own_memory_bytes
@@ -50,7 +49,7 @@ from badcjobs.task.records import RecordingOptions, Records
 from badcjobs.task.startup import ResolvedTask, World, announce, forbid_restart, raise_if_stopped, resolve_task
 from badcjobs.telemetry.sidecar import wait_for_orphans
 from badcjobs.version import __version__
-from badcjobs.words import count
+from badcjobs.words import count, duration, moment
 from badcjobs.workers.autoscale import Autoscaler, Meter
 from badcjobs.workers.feed import AudioSteps
 from badcjobs.workers.learned import LESSONS, STORE, Learned, find_limits, known_files, subject_of
@@ -238,9 +237,8 @@ def log_start(task: Task) -> None:
     if end is None:
         log.info("time: no time limit is known; working until all chunks are done")
         return
-    at = datetime.fromtimestamp(end.at_ms / 1000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    left = timedelta(seconds=(end.at_ms - task.records.started_at_ms) // 1000)
-    log.info("time: until %s, %s from now (%s)", at, left, end.source)
+    left = duration((end.at_ms - task.records.started_at_ms) / 1000)
+    log.info("time: until %s, %s from now (%s)", moment(end.at_ms), left, end.source)
 
 
 def skip_done(task: Task) -> None:
