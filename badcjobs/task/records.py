@@ -79,7 +79,15 @@ class Records:
         self._live = choose_live_folder(self.live_mode, self.allocation.local_dir, self.key, target)
         self.local = self._live.folder
         shared = self._live.shared
-        self._lock = hold(self.local, Owner.of(target, self.mark, shared=shared, hostname=world.hostname))
+        self._lock = hold(
+            self.local,
+            Owner.of(
+                target,
+                self.mark,
+                shared=shared,
+                hostname=world.hostname,
+            ),
+        )
         try:
             self.writer = TaskWriter(self.local.wrapper_file, self.key, shared=shared)
         except BaseException:
@@ -374,7 +382,14 @@ def stream_samples(
         stream = SampleStream(sight, emit, world.clock, options.interval_s)
         mark = task_mark(read_allocation(world), world)
         try:
-            return _follow(command, duration_s, world, mark, stream.emit_due, stdout=2)
+            return _follow(
+                command,
+                duration_s,
+                world,
+                mark,
+                stream.emit_due,
+                stdout=2,
+            )
         except BrokenPipeError as error:
             return 0 if isinstance(error.__cause__, BrokenPipeError) else int(ExitCode.DATABASE)
 
@@ -434,7 +449,13 @@ def start_recording(
         raise NotHere("there is no GPU to record", why=grant.why, fix=needs_device)
     if not grant.devices:
         log.warning("no GPU to record (%s): recording only CPU and memory", grant.why)
-    records = Records(allocation.key, target, allocation, world, live_mode=live_mode)
+    records = Records(
+        allocation.key,
+        target,
+        allocation,
+        world,
+        live_mode=live_mode,
+    )
     records.begin(engine=None, telemetry=True)
     records.writer.add_devices(grant.devices)
     records.writer.update_task(devices=len(grant.devices), workers=0)

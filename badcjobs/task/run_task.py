@@ -346,7 +346,12 @@ def start_recorder(task: Task) -> None:
     """Start to sample the devices, until the task is closed."""
     settings = task.settings
     stand_in = settings.stand_in(task.world.cwd)
-    options = RecordingOptions(settings.interval_s, stand_in, settings.alerts, hooks=settings.hooks)
+    options = RecordingOptions(
+        settings.interval_s,
+        stand_in,
+        settings.alerts,
+        hooks=settings.hooks,
+    )
     task.records.start_recorder(task.resolved.grant.devices, options)
 
 
