@@ -110,7 +110,6 @@ class EngineTraits:
 
     memory_per_worker: WorkerMemory | None = None  # main memory; None: not known until it is measured
     cores_per_chunk: int | None = None  # kept busy by a chunk in progress; None: not known, so start with few workers
-    forkable: bool = False  # workers may be forked from one process that has imported the engine
     error_patterns: Sequence[tuple[str, str]] = ()  # error classes and regular expressions for its output
     reads_places: bool = False  # it filters species by the place and date of a recording
     writes_tables: bool = False  # which run.keep_raw can keep

@@ -248,19 +248,18 @@ def failures_text() -> str:
 
     lines = []
     for rule in POLICY:
-        response = rule.response
         conditions = ["any class" if rule.errors == ALL else " ".join(rule.errors)]
         conditions += sorted(circumstance.value for circumstance in rule.circumstances)
         if Circumstance.FIRST_TIMES in rule.circumstances:
             counts = sorted({str(EXCUSES[error_class]) for error_class in rule.errors})
             conditions[-1] += f" ({' or '.join(counts)})"
-        steps = [response.chunk.text]
-        if response.charged:
+        steps = [rule.chunk.text]
+        if rule.charged:
             steps.append("counted")
-        if response.worker.value:
-            steps.append(f"worker: {response.worker.value}")
-        if response.task.value:
-            steps.append(f"task: {response.task.value}")
+        if rule.worker.value:
+            steps.append(f"worker: {rule.worker.value}")
+        if rule.task.value:
+            steps.append(f"task: {rule.task.value}")
         lines += [f"    {'; '.join(conditions)}", f"        {'; '.join(steps)}"]
     return "\n".join(lines)
 

@@ -126,7 +126,12 @@ def _label_of(device: Device) -> str:
 # --- the time limit ---------------------------------------------------------------------------------------------------
 
 
-def find_end(stop_after: str | None, allocation: Allocation, environ: Mapping[str, str], now_ms: int) -> EndTime | None:
+def find_end(
+    stop_after: str | None,
+    allocation: Allocation,
+    environ: Mapping[str, str],
+    now_ms: int,
+) -> EndTime | None:
     """Return the end of our time: the user's setting, else Slurm's variable, else one call of squeue, else None."""
     seconds = parse_stop_after(stop_after or "")
     if seconds is not None:

@@ -10,7 +10,7 @@ import sqlite3
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -54,32 +54,46 @@ class RecordingOptions:
     hooks: AlertHooks = field(default_factory=AlertHooks)  # the alert command
 
 
+@dataclass(eq=False)
 class Records:
     """Writes live files and publishes them to ``target``; if we are killed, the recorder publishes for us."""
 
-    def __init__(self, key: TaskKey, target: Path, allocation: Allocation, world: World, *, live_mode: str) -> None:
-        self.started_at_ms = self.ended_at_ms = allocation.started_at_ms or world.clock.now_ms()
-        self.mark = task_mark(allocation, world)
-        self._live = choose_live_folder(live_mode, allocation.local_dir, key, target)
+    key: TaskKey
+    target: Path
+    allocation: Allocation
+    world: World
+    _: KW_ONLY
+    live_mode: str
+    recorder: Sidecar | None = None  # None: it was not started
+    telemetry_failure: str | None = None  # known after ``close``
+    claim_file: str | None = None  # the recorder gives it back if we are killed
+    _publisher: Publisher | None = None
+    _calls: AlertCommand | None = None
+    _usage: UsageWatch | None = None
+
+    def __post_init__(self) -> None:
+        world = self.world
+        target = self.target
+        self.started_at_ms = self.ended_at_ms = self.allocation.started_at_ms or world.clock.now_ms()
+        self.mark = task_mark(self.allocation, world)
+        self._live = choose_live_folder(self.live_mode, self.allocation.local_dir, self.key, target)
         self.local = self._live.folder
-        owner = Owner.of(target, self.mark, shared=self._live.shared, hostname=world.hostname)
-        self._lock = hold(self.local, owner)  # until this process ends
+        shared = self._live.shared
+        self._lock = hold(
+            self.local,
+            Owner.of(
+                target,
+                self.mark,
+                shared=shared,
+                hostname=world.hostname,
+            ),
+        )
         try:
-            self.writer = TaskWriter(self.local.wrapper_file, key, shared=self._live.shared)
+            self.writer = TaskWriter(self.local.wrapper_file, self.key, shared=shared)
         except BaseException:
             self.local.remove()
             raise
-        self._key = key
-        self._target = target
-        self._allocation = allocation
-        self._world = world
-        self._publisher: Publisher | None = None
-        self.recorder: Sidecar | None = None  # None: it was not started
-        self.telemetry_failure: str | None = None  # known after ``close``
-        self.claim_file: Path | None = None  # the recorder gives it back if we are killed
-        self._calls: AlertCommand | None = None
-        self._usage: UsageWatch | None = None
-        self._readings = RecorderHalf(self.local, target, shared=self._live.shared)
+        self._readings = RecorderHalf(self.local, target, shared)
         self.readings_at_hand = self._readings.uri_at_hand
 
     def begin(self, *, engine: str | None, telemetry: bool, end: EndTime | None = None) -> None:
@@ -88,13 +102,13 @@ class Records:
         if self._live.is_risky:
             log.warning("WAL on a shared filesystem: a reader on another machine may destroy the database")
         self.writer.begin_task(
-            self._allocation,
+            self.allocation,
             started_at_ms=self.started_at_ms,
-            pid=self._world.pid,
+            pid=self.world.pid,
             version=__version__,
             engine=engine,
             telemetry=telemetry,
-            memory_limit_bytes=requested_memory_bytes(self._allocation.facts),
+            memory_limit_bytes=requested_memory_bytes(self.allocation.facts),
             time_limit_s=None if end is None else (end.at_ms - self.started_at_ms) / 1000,
         )
         self.writer.write_meta(self._live.to_meta())
@@ -102,7 +116,12 @@ class Records:
     def start_publishing(self, every_s: float) -> None:
         """Publish now, so that a file exists from the beginning, and then at this interval."""
         halves = (self.writer.half, self._readings.uri)
-        self._publisher = Publisher(halves, self._target, base_interval_s=every_s, workplace=self.local.path)
+        self._publisher = Publisher(
+            halves,
+            self.target,
+            base_interval_s=every_s,
+            workplace=self.local.path,
+        )
         self._publisher.start()
 
     def start_recorder(self, devices: tuple[Device, ...], how: RecordingOptions, *, wait_s: float = 0.0) -> None:
@@ -110,10 +129,10 @@ class Records:
 
         ``wait_s``: wait up to this long for its first sample, so that the work is recorded from its beginning.
         """
-        world = self._world
+        world = self.world
         listeners = [] if how.on_alert is None else [how.on_alert]
         if how.hooks.command is not None:
-            self._calls = AlertCommand(how.hooks, self._key.name, world.clock, world.environ, world.cwd)
+            self._calls = AlertCommand(how.hooks, self.key.name, world.clock, world.environ, world.cwd)
             listeners.append(self._calls.add)
         followed = [
             Followed(self.writer.device_id(d), d.uuid, d.index, d.memory_total_bytes, d.power_limit_w, d.slowdown_c)
@@ -122,7 +141,7 @@ class Records:
         order = SidecarOrder(
             mark=self.mark,
             own_marks=[f"{name}={self.mark}" for name in (TASK_MARK, RECORDING_MARK)],
-            task_id=self._key.task_id,
+            task_id=self.key.task_id,
             wrapper_pid=world.pid,
             devices=followed,
             interval_s=how.interval_s,
@@ -132,11 +151,11 @@ class Records:
             started_at_ms=self.started_at_ms,
             asked_at_ms=world.clock.now_ms(),
             recorder_file=str(self.local.recorder_file),
-            publish_to=str(self._target),
+            publish_to=str(self.target),
             local_folder=str(self.local.path),
             shared=self._live.shared,
             limits=how.limits,
-            claim_file=None if self.claim_file is None else str(self.claim_file),
+            claim_file=self.claim_file,
         )
         self.recorder = self._readings.recorder = Sidecar(order, listeners)
         if wait_s > 0:
@@ -144,7 +163,7 @@ class Records:
 
     def start_usage(self) -> None:
         """Start a thread that reads the CPU, memory and disk use of our processes; check_recorder writes it."""
-        self._usage = UsageWatch(UsageReader(self._world.pid), self._world.clock)
+        self._usage = UsageWatch(UsageReader(self.world.pid), self.world.clock)
 
     def check_recorder(self, *, work_waits: bool | None = None) -> None:
         """Restart a dead recorder, once, and write the use of our own processes; call this regularly.
@@ -185,7 +204,7 @@ class Records:
 
     def memory_peaks(self, last_s: float) -> dict[int, int]:
         """Return the peak memory in use on each device over the last seconds, where it is known."""
-        return read_memory_peaks(self.readings_at_hand(), self._world.clock.now_ms() - int(last_s * 1000))
+        return read_memory_peaks(self.readings_at_hand(), self.world.clock.now_ms() - int(last_s * 1000))
 
     @property
     def wall_s(self) -> float:
@@ -203,7 +222,7 @@ class Records:
             self._usage.finish()
             self._write_usage()
 
-        self.ended_at_ms = self._world.clock.now_ms()
+        self.ended_at_ms = self.world.clock.now_ms()
         end = {"ended_at_ms": self.ended_at_ms, "exit_code": exit_code, "verdict": verdict}
         with _warned("the end of the task"):  # also given to the publication
             self.writer.update_task(**end)
@@ -222,7 +241,7 @@ class Records:
 
     def _write_gaps(self, recorder: Sidecar) -> None:
         """Write where the telemetry is not complete, and why."""
-        now_ms = self._world.clock.now_ms()
+        now_ms = self.world.clock.now_ms()
         gaps = recorder.unwritten.gaps(now_ms)
         if recorder.failure is not None:
             last_ms = last_reading_ms(self.readings_at_hand())
@@ -242,6 +261,7 @@ def _warned(what: str) -> Iterator[None]:
         log.warning("%s cannot be written: %s", what, error)
 
 
+@dataclass(eq=False)
 class RecorderHalf:
     """The recorder's half of a publication: its file if it is safe to open, else a snapshot that the recorder makes.
 
@@ -249,18 +269,22 @@ class RecorderHalf:
     removed: then the file has no name any more, but the recorder still has it open.
     """
 
-    def __init__(self, local: LocalFolder, target: Path, *, shared: bool) -> None:
-        self.recorder: Sidecar | None = None  # None: it was not started yet
-        self._local = local
-        self._shared = shared
-        self._timeout_s = _SNAPSHOT_TIMEOUT_S
-        self.beside_target = target.with_name(f".{target.name}.recorder.tmp")
+    local: LocalFolder
+    target: Path
+    shared: bool
+    recorder: Sidecar | None = None  # None: it was not started yet
+    _timeout_s: float = _SNAPSHOT_TIMEOUT_S
+
+    @property
+    def beside_target(self) -> Path:
+        """The file for readings that have no other place."""
+        return self.target.with_name(f".{self.target.name}.recorder.tmp")
 
     def uri(self, workplace: Path) -> str | None:
         """Return the URI of the recorder's rows, with a new snapshot if needed; None: there are none."""
         if self.recorder is None:
             return None
-        if not self.recorder.over and (self._shared or self._is_removed):
+        if not self.recorder.over and (self.shared or self._is_removed):
             has_answered = self.recorder.request_snapshot(self._snapshot, self._timeout_s)
             self._timeout_s = _SNAPSHOT_TIMEOUT_S if has_answered else _SHORT_TIMEOUT_S
         return self._at_hand(workplace)
@@ -268,15 +292,15 @@ class RecorderHalf:
     def uri_at_hand(self) -> str | None:
         """Return the URI of recent readings without waiting for the recorder; None: there are none."""
         try:
-            return self._at_hand(self._local.path)
+            return self._at_hand(self.local.path)
         except (OSError, sqlite3.Error):
             return None
 
     def _at_hand(self, workplace: Path) -> str | None:
         writes_on = self.recorder is not None and not self.recorder.over
-        if self._is_removed or (self._shared and writes_on):
+        if self._is_removed or (self.shared and writes_on):
             return LiveHalf(self._snapshot, "sealed")(workplace)
-        return left_behind(self._local.recorder_file, shared=self._shared)(workplace)
+        return left_behind(self.local.recorder_file, shared=self.shared)(workplace)
 
     @property
     def last_copy(self) -> Path | None:
@@ -285,11 +309,11 @@ class RecorderHalf:
 
     @property
     def _is_removed(self) -> bool:
-        return not self._local.path.exists()
+        return not self.local.path.exists()
 
     @property
     def _snapshot(self) -> Path:
-        return self.beside_target if self._is_removed else self._local.recorder_snapshot
+        return self.beside_target if self._is_removed else self.local.recorder_snapshot
 
 
 # --- badcjobs record: the recorder alone, or around any command -----------------------------------------------------
@@ -358,7 +382,14 @@ def stream_samples(
         stream = SampleStream(sight, emit, world.clock, options.interval_s)
         mark = task_mark(read_allocation(world), world)
         try:
-            return _follow(command, duration_s, world, mark, stream.emit_due, stdout=2)
+            return _follow(
+                command,
+                duration_s,
+                world,
+                mark,
+                stream.emit_due,
+                stdout=2,
+            )
         except BrokenPipeError as error:
             return 0 if isinstance(error.__cause__, BrokenPipeError) else int(ExitCode.DATABASE)
 
@@ -401,7 +432,12 @@ class SampleStream:
 
 
 def start_recording(
-    target: Path, world: World, options: RecordingOptions, *, live_mode: str = "auto", needs_device: str | None = None
+    target: Path,
+    world: World,
+    options: RecordingOptions,
+    *,
+    live_mode: str = "auto",
+    needs_device: str | None = None,
 ) -> tuple[Records, tuple[Device, ...]]:
     """Record the devices of this process into ``target``; return after the first sample.
 
@@ -413,7 +449,13 @@ def start_recording(
         raise NotHere("there is no GPU to record", why=grant.why, fix=needs_device)
     if not grant.devices:
         log.warning("no GPU to record (%s): recording only CPU and memory", grant.why)
-    records = Records(allocation.key, target, allocation, world, live_mode=live_mode)
+    records = Records(
+        allocation.key,
+        target,
+        allocation,
+        world,
+        live_mode=live_mode,
+    )
     records.begin(engine=None, telemetry=True)
     records.writer.add_devices(grant.devices)
     records.writer.update_task(devices=len(grant.devices), workers=0)
@@ -447,7 +489,12 @@ def _follow(
 
 
 def _follow_command(
-    command: Sequence[str], end_s: float, world: World, mark: str, tick: Callable[[], float], stdout: int | None
+    command: Sequence[str],
+    end_s: float,
+    world: World,
+    mark: str,
+    tick: Callable[[], float],
+    stdout: int | None,
 ) -> int:
     """Run the command and forward our signals to it."""
     try:

@@ -23,7 +23,6 @@ import sqlite3
 import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
 from badcjobs.devices.allocation import own_memory_bytes
@@ -50,8 +49,8 @@ from badcjobs.task.records import RecordingOptions, Records
 from badcjobs.task.startup import ResolvedTask, World, announce, forbid_restart, raise_if_stopped, resolve_task
 from badcjobs.telemetry.sidecar import wait_for_orphans
 from badcjobs.version import __version__
-from badcjobs.words import count
-from badcjobs.workers.autoscale import Autoscaler
+from badcjobs.words import count, duration, moment
+from badcjobs.workers.autoscale import Autoscaler, Meter
 from badcjobs.workers.feed import AudioSteps
 from badcjobs.workers.learned import LESSONS, STORE, Learned, find_limits, known_files, subject_of
 from badcjobs.workers.mps import MpsDaemons, find_site_pipe
@@ -143,7 +142,7 @@ def open_task(resolved: ResolvedTask, settings: RunSettings, world: World) -> It
     try:
         with make_claim(resolved, settings, world, out, key) as claim:
             records = Records(key, database, resolved.allocation, world, live_mode=settings.live_mode)
-            records.claim_file = claim.path
+            records.claim_file = str(claim.path)
             world.log_to(out.task_log(key))
             records.begin(engine=resolved.engine.name, telemetry=settings.telemetry, end=resolved.end)
             records.writer.write_meta({"settings": settings.to_json(world.cwd)})
@@ -170,7 +169,13 @@ def open_task(resolved: ResolvedTask, settings: RunSettings, world: World) -> It
             records.writer.close()
 
 
-def make_claim(resolved: ResolvedTask, settings: RunSettings, world: World, out: RunFolder, key: TaskKey) -> Claim:
+def make_claim(
+    resolved: ResolvedTask,
+    settings: RunSettings,
+    world: World,
+    out: RunFolder,
+    key: TaskKey,
+) -> Claim:
     """Return the claim on our part of the source, which two live tasks never have at the same time."""
     run = resolved.run.settings
     source = zlib.crc32(repr((run.get("source"), run.get("root"))).encode(errors="surrogateescape"))
@@ -232,9 +237,8 @@ def log_start(task: Task) -> None:
     if end is None:
         log.info("time: no time limit is known; working until all chunks are done")
         return
-    at = datetime.fromtimestamp(end.at_ms / 1000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    left = timedelta(seconds=(end.at_ms - task.records.started_at_ms) // 1000)
-    log.info("time: until %s, %s from now (%s)", at, left, end.source)
+    left = duration((end.at_ms - task.records.started_at_ms) / 1000)
+    log.info("time: until %s, %s from now (%s)", moment(end.at_ms), left, end.source)
 
 
 def skip_done(task: Task) -> None:
@@ -297,19 +301,18 @@ def plan_workers(task: Task) -> Autoscaler:
     # The server of a site's MPS daemon is the one process that may use an exclusive device.
     is_shared = settings.mps != "off" and find_site_pipe(task.world.environ) is not None
     engine = task.resolved.engine
+    granted_bytes = own_memory_bytes(task.resolved.allocation.facts)
+    meter = Meter(devices, granted_bytes, task.world.clock, task.records.memory_peaks, task.records.memory_held)
     workers = Autoscaler(
         devices,
+        meter,
         task.learned,
         task.add_decision,
-        task.world.clock,
         cpus=task.resolved.allocation.cpus or task.world.cores,
         per_gpu=settings.workers_wanted,
         cpu_workers=cpu_workers,
-        granted_bytes=own_memory_bytes(task.resolved.allocation.facts),
         chunk_s=writer.longest_pending_s(),
         exclusive=not is_shared and any(device.exclusive for device in task.devices),
-        memory_peaks=task.records.memory_peaks,
-        memory_held=task.records.memory_held,
         cores_each=cores_of_worker(engine),
         memory_per_worker=engine.traits.memory_per_worker or USUAL_MEMORY,
     )
@@ -343,7 +346,12 @@ def start_recorder(task: Task) -> None:
     """Start to sample the devices, until the task is closed."""
     settings = task.settings
     stand_in = settings.stand_in(task.world.cwd)
-    options = RecordingOptions(settings.interval_s, stand_in, settings.alerts, hooks=settings.hooks)
+    options = RecordingOptions(
+        settings.interval_s,
+        stand_in,
+        settings.alerts,
+        hooks=settings.hooks,
+    )
     task.records.start_recorder(task.resolved.grant.devices, options)
 
 
@@ -398,8 +406,9 @@ def look_after(task: Task, supervisor: Supervisor, workers: Autoscaler, *, left:
 
 def note_decisions(task: Task, audio: AudioSteps) -> None:
     """Write what threads of workers have decided: only this thread writes to the database."""
-    for decision in (*audio.decisions(), *task.mps.decisions()):
-        task.add_decision(decision)
+    for decisions in (audio.decisions, task.mps.decisions):
+        while not decisions.empty():
+            task.add_decision(decisions.get())
 
 
 def log_heartbeat(task: Task, supervisor: Supervisor) -> None:
@@ -500,17 +509,16 @@ def decide_verdict(task: Task, tally: Tally) -> Verdict:
     if task.claim.lost:
         forbid_restart(task.world.environ)
         why = "another task has taken over this part of the source, and continues it"
-        return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", why)
-    stop = task.world.stop
-    if stop.requested:
-        return Verdict(stop.exit_code, "stopped", _AGAIN)
-    if tally.node_fault is not None:
+    elif task.world.stop.requested:
+        return Verdict(task.world.stop.exit_code, "stopped", _AGAIN)
+    elif tally.node_fault is not None:
         why = f"{tally.node_fault}; {_AGAIN}, on another node if possible"
-        return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", why)
-    if task.time.out_of_time and tally.gave_up is None:
-        return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", f"the time limit is near; {_AGAIN}")
-    why = tally.gave_up or next(iter(tally.retired), "no worker could be started; see the log")
-    return Verdict(ExitCode.NOT_HERE, "failed", why)
+    elif task.time.out_of_time and tally.gave_up is None:
+        why = f"the time limit is near; {_AGAIN}"
+    else:
+        why = tally.gave_up or next(iter(tally.retired), "no worker could be started; see the log")
+        return Verdict(ExitCode.NOT_HERE, "failed", why)
+    return Verdict(ExitCode.RUN_ME_AGAIN, "stopped", why)
 
 
 def close_task(task: Task, end: Verdict) -> dict[str, Any]:

@@ -63,6 +63,7 @@ _LOG_EVERY_S = 180.0
 _REPEATED_S = 5.0  # Slurm may send TERM twice within this time; the second does not count
 
 
+@dataclass
 class StopRequest:
     """The request of the signals received so far.
 
@@ -70,12 +71,11 @@ class StopRequest:
     these means stop now, unless it is a repetition within seconds.
     """
 
-    def __init__(self, monotonic_s: Callable[[], float]) -> None:
-        self._monotonic_s = monotonic_s
-        self.warned_by: signal.Signals | None = None
-        self.ended_by: signal.Signals | None = None
-        self.ended_at_s = 0.0
-        self.cut_short_by: signal.Signals | None = None
+    monotonic_s: Callable[[], float]
+    warned_by: signal.Signals | None = None
+    ended_by: signal.Signals | None = None
+    ended_at_s: float = 0.0
+    cut_short_by: signal.Signals | None = None
 
     def receive(self, signum: int, _frame: object = None) -> None:
         """Record a signal; safe as a signal handler."""
@@ -84,8 +84,8 @@ class StopRequest:
             self.warned_by = number
         elif self.ended_by is None:
             self.ended_by = number
-            self.ended_at_s = self._monotonic_s()
-        elif number is signal.SIGINT or self._monotonic_s() - self.ended_at_s > _REPEATED_S:
+            self.ended_at_s = self.monotonic_s()
+        elif number is signal.SIGINT or self.monotonic_s() - self.ended_at_s > _REPEATED_S:
             self.cut_short_by = number
 
     def install(self) -> None:
@@ -105,7 +105,7 @@ class StopRequest:
         """Return whether running work must be ended now."""
         if self.cut_short_by is not None:
             return True
-        return self.ended_by is not None and self._monotonic_s() - self.ended_at_s > grace_s
+        return self.ended_by is not None and self.monotonic_s() - self.ended_at_s > grace_s
 
     @property
     def exit_code(self) -> int:
@@ -145,7 +145,12 @@ class World:
     show: Callable[[Callable[[], TaskProgress]], None] = lambda look: None  # calls look if it needs it
 
     @classmethod
-    def here(cls, environ: Mapping[str, str], clock: Clock, stop: StopRequest) -> World:
+    def here(
+        cls,
+        environ: Mapping[str, str],
+        clock: Clock,
+        stop: StopRequest,
+    ) -> World:
         """Describe this process."""
         return cls(
             environ,
@@ -264,7 +269,12 @@ def check_places(settings: RunSettings, sources: Sources, cwd: Path) -> None:
 def read_allocation(world: World) -> Allocation:
     """Return the allocation of this process: Slurm's or, outside Slurm, the machine."""
     now_ms = world.clock.now_ms()
-    return parse_allocation(world.environ, hostname=world.hostname, pid=world.pid, started_at_ms=now_ms)
+    return parse_allocation(
+        world.environ,
+        hostname=world.hostname,
+        pid=world.pid,
+        started_at_ms=now_ms,
+    )
 
 
 def task_mark(allocation: Allocation, world: World) -> str:
@@ -312,7 +322,14 @@ def raise_if_stopped(stop: StopRequest) -> None:
         raise stopped
 
 
-def make_engine(settings: RunSettings, world: World, mark: str, grant: Grant, *, places: bool = False) -> Engine:
+def make_engine(
+    settings: RunSettings,
+    world: World,
+    mark: str,
+    grant: Grant,
+    *,
+    places: bool = False,
+) -> Engine:
     """Return the engine after its check, so that a missing program is found now and not by every chunk."""
     prefix: Sequence[str] = ()
     if settings.engine_prefix is not None:

@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -40,20 +41,22 @@ _COPIED = ("kind", "severity", "message", "peak", "threshold", "started_at_ms", 
 _VARIABLES = ("kind", "severity", "device", "task", "message", "peak", "threshold", "state")
 
 
+@dataclass(eq=False)
 class AlertCalls:
     """Calls a function for one alert after another, in a separate thread that starts with the first alert."""
 
-    def __init__(self, call: Callable[[Any], object], name: str = "on_alert") -> None:
-        self._call = call
-        self._name = name
+    call: Callable[[Any], object]
+    name: str = "on_alert"
+    _thread: threading.Thread | None = None  # most tasks never have an alert
+
+    def __post_init__(self) -> None:
         self._waiting: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None  # most tasks never have an alert
 
     def add(self, alert: Any) -> None:
         """Call the function for this alert soon, without waiting for it."""
         self._waiting.put(alert)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._call_each, name=f"badcjobs {self._name}", daemon=True)
+            self._thread = threading.Thread(target=self._call_each, name=f"badcjobs {self.name}", daemon=True)
             self._thread.start()
 
     def finish(self, timeout_s: float = 5.0) -> bool:
@@ -70,43 +73,45 @@ class AlertCalls:
             if alert is None:
                 return
             try:
-                self._call(alert)
+                self.call(alert)
             except BaseException:  # broad: user code; exit() in it must not end the program
                 if sys.is_finalizing():
                     raise
-                log.exception("%s failed; the recording continues", self._name)
+                log.exception("%s failed; the recording continues", self.name)
 
 
+@dataclass(eq=False)
 class AlertCommand:
     """Runs the user's program for one alert after another, without a shell; it gets a JSON document on stdin.
 
     Calls beyond the limit are left out, and the next call has their number.
     """
 
-    def __init__(self, hooks: AlertHooks, task: str, clock: Clock, environ: Environ, cwd: Path) -> None:
-        self._task = task
-        self._clock = clock
-        self._environ = environ
-        self._cwd = cwd
-        self._budget = CallBudget(hooks.min_interval_s)
-        self._argv = shlex.split(hooks.command or "")
+    hooks: AlertHooks
+    task: str
+    clock: Clock
+    environ: Environ
+    cwd: Path
+    _process: subprocess.Popen[bytes] | None = None  # the last one
+    _held_back: int = 0
+    _failed: bool = False  # a failure is logged once
+    _stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self._budget = CallBudget(self.hooks.min_interval_s)
         self._calls = AlertCalls(self._call, "[alerts] command")
-        self._process: subprocess.Popen[bytes] | None = None  # the last one
-        self._held_back = 0
-        self._failed = False  # a failure is logged once
-        self._stopped = False
-        program = self._argv[0]
+        program = shlex.split(self.hooks.command or "")[0]
         if os.sep in program:
-            program = str(cwd / program)
-        if shutil.which(program, path=environ.get("PATH")) is None:
+            program = str(self.cwd / program)
+        if shutil.which(program, path=self.environ.get("PATH")) is None:
             log.warning("[alerts] command: program %s not found; alerts are not sent to it", program)
 
     def add(self, alert: Alert) -> None:
         """Run the program for this alert soon, unless that would be too often; do not wait for it."""
-        if not self._budget.allows(alert, self._clock.monotonic_s()):
+        if not self._budget.allows(alert, self.clock.monotonic_s()):
             self._held_back += 1
             return
-        self._calls.add(alert_document(alert, self._task, self._held_back))
+        self._calls.add(alert_document(alert, self.task, self._held_back))
         self._held_back = 0
 
     def finish(self) -> None:
@@ -130,12 +135,12 @@ class AlertCommand:
         """Run the program to its end, or for TIMEOUT_S; return what went wrong."""
         try:
             process = self._process = subprocess.Popen(
-                self._argv,
+                shlex.split(self.hooks.command or ""),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,  # a program that fills the pipe waits, and is killed
-                env={**self._environ, **alert_variables(document)},
-                cwd=self._cwd,
+                env={**self.environ, **alert_variables(document)},
+                cwd=self.cwd,
                 start_new_session=True,  # Ctrl-C does not reach it, and all its processes can be killed together
                 preexec_fn=die_with_parent,  # safe with threads: it takes no locks
             )

@@ -4,7 +4,7 @@ An alert that is still open when the recorder stops has no end."""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -96,7 +96,7 @@ class AlertBook(Book):
 
     def __post_init__(self) -> None:
         self._conditions = {device.device_id: DeviceConditions(device, self.limits) for device in self.devices}
-        self._states: dict[_Place, AlertState] = {}
+        self._states: dict[_Place, AlertState] = defaultdict(AlertState)
         self._unwritten: dict[tuple[_Place, int], Alert] = {}
 
     @property
@@ -110,7 +110,7 @@ class AlertBook(Book):
         for values in self.writer.rows_of("alert", "WHERE ended_at_ms IS NULL"):
             device = self._conditions[values["device_id"]].device
             alert = Alert(device_index=device.device_index, device_uuid=device.uuid, **values)
-            self._states[_place(alert.device_id, alert.kind, alert.message)] = AlertState(device, alert)
+            self._states[_place(alert.device_id, alert.kind, alert.message)] = AlertState(alert)
 
     def write(self, at_ms: int, readings: Readings, unreadable: Unreadable) -> None:
         """Evaluate one sample and write the changes."""
@@ -134,11 +134,9 @@ class AlertBook(Book):
     def _update(self, at_ms: int, device_id: int, conditions: Iterable[Condition]) -> None:
         for condition in conditions:
             place = _place(device_id, condition.kind, condition.message)
-            if place not in self._states:
-                self._states[place] = AlertState(self._conditions[device_id].device)
             state = self._states[place]
             was_on = state.alert is not None
-            changed = state.take(at_ms, condition)
+            changed = state.take(at_ms, condition, self._conditions[device_id].device)
             self._note(place, changed, is_new=not was_on or state.alert is None)
 
     def _note(self, place: _Place, alert: Alert | None, *, is_new: bool = True) -> None:
@@ -167,12 +165,11 @@ def _place(device_id: int, kind: str, message: str) -> _Place:
 class AlertState:
     """The state of one kind of problem on one device: off, on but too short, an alert, or an alert about to end."""
 
-    device: Followed
     alert: Alert | None = None
     _since_ms: int | None = None
     _off_since_ms: int | None = None
 
-    def take(self, at_ms: int, condition: Condition) -> Alert | None:
+    def take(self, at_ms: int, condition: Condition, device: Followed) -> Alert | None:
         """Apply the next condition; return the alert if it starts, gets worse or ends."""
         if condition.on is None:
             return None
@@ -195,9 +192,9 @@ class AlertState:
             self.alert = Alert(
                 kind=condition.kind,
                 severity=condition.severity,
-                device_id=self.device.device_id,
-                device_index=self.device.device_index,
-                device_uuid=self.device.uuid,
+                device_id=device.device_id,
+                device_index=device.device_index,
+                device_uuid=device.uuid,
                 started_at_ms=self._since_ms,
                 ended_at_ms=None,
                 peak=value,
@@ -362,23 +359,22 @@ class DeviceConditions:
             if fault in self._faults or len(self._faults) < _MOST_FAULTS:
                 self._faults[fault] += 1
         return [
-            self._critical("fault", fault in faults, f"{self.device.label} reports {fault}", many)
-            for fault, many in self._faults.items()
+            self._critical("fault", fault in faults, f"reports {fault}", many) for fault, many in self._faults.items()
         ]
 
     def _ecc(self, errors: int | None) -> Condition:
         """Count new errors: the counter of the device includes old ones."""
         if errors is None:
             return Condition("ecc", None)
-        new = 0
-        if self._ecc_before is not None:
-            new = errors - self._ecc_before
+        before = errors if self._ecc_before is None else self._ecc_before
+        new = max(0, errors - before)
         self._ecc_before = errors
-        self._ecc_new += max(0, new)
+        self._ecc_new += new
         message = f"has new uncorrected memory errors ({self._ecc_new}); its results may be wrong"
-        return self._critical("ecc", new > 0, f"{self.device.label} {message}", self._ecc_new)
+        return self._critical("ecc", new > 0, message, self._ecc_new)
 
     def _critical(self, kind: str, on: bool, message: str, many: int) -> Condition:
+        message = f"{self.device.label} {message}"
         return Condition(kind, on, message, float(many), severity=CRITICAL, quiet_s=_STORM_S)
 
 

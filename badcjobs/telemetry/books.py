@@ -53,17 +53,16 @@ class ProcessLookup:
         status = self._status(pid)
         if not status:
             return ProcessOwner()
-        name = status["Name"].strip()
         uid = int(status["Uid"].split()[0])
-        user = user_name(uid)
         is_marked = self._is_marked(pid)
+        ours: bool | None = False
         if is_marked or self._descends(pid, status):
-            return ProcessOwner(name, user, ours=True)
-        if not self._sees_host():  # in a container: the process id may belong to another process
+            ours = True
+        elif not self._sees_host():  # in a container: the process id may belong to another process
             return ProcessOwner()
-        if is_marked is None and uid == os.getuid():
-            return ProcessOwner(name, user)
-        return ProcessOwner(name, user, ours=False)
+        elif is_marked is None and uid == os.getuid():
+            ours = None
+        return ProcessOwner(status["Name"].strip(), user_name(uid), ours)
 
     def _sees_host(self) -> bool:
         try:
@@ -83,9 +82,7 @@ class ProcessLookup:
             environ = (self._proc / str(pid) / "environ").read_bytes()
         except OSError:
             return None
-        if not environ:
-            return None
-        return not self._marks.isdisjoint(environ.split(b"\0"))
+        return not self._marks.isdisjoint(environ.split(b"\0")) if environ else None
 
     def _descends(self, pid: int, status: Mapping[str, str]) -> bool:
         while pid != self._wrapper_pid and pid > 1:
@@ -102,13 +99,13 @@ def parse_status(text: str) -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
+@dataclass
 class ProcessBook(Book):
     """Records the processes on a task's devices; each is looked up once per device."""
 
-    def __init__(self, writer: TelemetryWriter, look_up: Callable[[int], ProcessOwner]) -> None:
-        self._writer = writer
-        self._look_up = look_up
-        self._rows: dict[tuple[int, int], dict[str, Any]] = {}  # by device and pid
+    writer: TelemetryWriter
+    look_up: Callable[[int], ProcessOwner]
+    _rows: dict[tuple[int, int], dict[str, Any]] = field(default_factory=dict)  # by device and pid
 
     def write(self, at_ms: int, readings: Readings, unreadable: Unreadable) -> None:
         """Write the processes of one sample; most samples do not include them."""
@@ -119,31 +116,30 @@ class ProcessBook(Book):
             for process in reading.processes or ():
                 self._update(at_ms, device_id, process)
                 samples.append((device_id, at_ms, process.pid, process.memory_used_bytes, process.sm_percent))
-        self._writer.write_process_samples(samples)
+        self.writer.write_process_samples(samples)
 
     def _update(self, at_ms: int, device_id: int, process: ProcessReading) -> None:
         row = self._rows.get((device_id, process.pid))
         if row is None:
-            owner = self._look_up(process.pid)._asdict()
+            owner = self.look_up(process.pid)._asdict()
             row = {"device_id": device_id, "pid": process.pid, **owner, "first_at_ms": at_ms}
             self._rows[device_id, process.pid] = row
         row["last_at_ms"] = at_ms
-        row["memory_peak_bytes"] = max(
-            not_none([row.get("memory_peak_bytes"), process.memory_used_bytes]), default=None
-        )
-        self._writer.put("process", row)
+        bytes_so_far = not_none([row.get("memory_peak_bytes"), process.memory_used_bytes])
+        row["memory_peak_bytes"] = max(bytes_so_far, default=None)
+        self.writer.put("process", row)
 
 
 # --- sources ----------------------------------------------------------------------------------------------------------
 
 
+@dataclass
 class SourceBook(Book):
     """Writes the source of each metric of each device, when it changes."""
 
-    def __init__(self, writer: TelemetryWriter) -> None:
-        self._writer = writer
-        self._written: dict[tuple[int, str], str] = {}  # by device and metric
-        self._latest: dict[tuple[int, str], str] = {}  # in the last sample, perhaps not on disk yet
+    writer: TelemetryWriter
+    _written: dict[tuple[int, str], str] = field(default_factory=dict)  # by device and metric
+    _latest: dict[tuple[int, str], str] = field(default_factory=dict)  # in the last sample, perhaps not on disk yet
 
     def write(self, at_ms: int, readings: Readings, unreadable: Unreadable) -> None:
         """Write the sources that are new in these readings."""
@@ -153,7 +149,7 @@ class SourceBook(Book):
                 self._latest[device_id, metric] = source
                 if self._written.get((device_id, metric)) != source:
                     row = {"device_id": device_id, "metric": metric, "source": source, "from_ms": at_ms}
-                    self._writer.put("metric_source", row)
+                    self.writer.put("metric_source", row)
 
     def written(self) -> None:
         """Remember the sources that are on disk."""
@@ -163,6 +159,7 @@ class SourceBook(Book):
 # --- the latest readings ----------------------------------------------------------------------------------------------
 
 
+@dataclass
 class LatestBook(Book):
     """Writes the last reading of each device to a small file, every second: monitor and serve on this machine read it.
 
@@ -170,12 +167,10 @@ class LatestBook(Book):
     the file is read.
     """
 
-    def __init__(self, folder: LocalFolder, reader: GpuReader) -> None:
-        self._path = folder.latest_file
-        self._watched_file = folder.watched_file
-        self._reader = reader
-        self._values: dict[int, dict[str, tuple[int, object]]] = {}  # device → metric → (time, value)
-        self._next_ms = 0
+    folder: LocalFolder
+    reader: GpuReader
+    _values: dict[int, dict[str, tuple[int, object]]] = field(default_factory=dict)  # device → metric → (time, value)
+    _next_ms: int = 0
 
     def write(self, at_ms: int, readings: Readings, unreadable: Unreadable) -> None:
         """Write the file if a second has passed; on a full disk the old one stays."""
@@ -188,18 +183,17 @@ class LatestBook(Book):
         if at_ms < self._next_ms:
             return
         self._next_ms = at_ms + _LATEST_EVERY_MS
-        self._reader.watched = False
+        self.reader.watched = False
         with suppress(OSError):
-            self._reader.watched = at_ms - self._watched_file.stat().st_mtime * 1000 < _WATCHED_MS
+            self.reader.watched = at_ms - self.folder.watched_file.stat().st_mtime * 1000 < _WATCHED_MS
         devices = {}
-        for device_id, values in self._values.items():
-            if device_id not in unreadable:
-                recent = {metric: pair for metric, pair in values.items() if at_ms - pair[0] <= _LATEST_KEPT_MS}
-                devices[device_id] = {metric: value for metric, (_, value) in recent.items()}
-        new_file = self._path.with_suffix(".new")
+        for device_id in self._values.keys() - unreadable.keys():
+            recent = [(metric, *reading) for metric, reading in self._values[device_id].items()]
+            devices[device_id] = {metric: value for metric, ms, value in recent if at_ms - ms <= _LATEST_KEPT_MS}
+        new_file = self.folder.latest_file.with_suffix(".new")
         with suppress(OSError):
             new_file.write_text(json.dumps({"at_ms": at_ms, "devices": devices}))
-            new_file.replace(self._path)
+            new_file.replace(self.folder.latest_file)
 
 
 # --- the recorder's own cost ------------------------------------------------------------------------------------------
@@ -266,30 +260,30 @@ class CostBook(Book):
         )
 
 
+@dataclass
 class HostReader:
     """Reads the CPU use of the machine since the last reading, and its memory now."""
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
-        self._proc = proc
-        self._before: tuple[int, int] | None = None  # ticks of the CPUs: busy, all
+    proc: Path = Path("/proc")
+    _before: tuple[int, int] | None = None  # ticks of the CPUs: busy, all
 
     def read(self) -> HostReading | None:
         """Return the reading; None: /proc cannot be read."""
         try:
             # user nice system idle iowait irq softirq steal; guest time is part of user.
-            first_line = (self._proc / "stat").read_text().partition("\n")[0]
+            first_line = (self.proc / "stat").read_text().partition("\n")[0]
             ticks = [int(word) for word in first_line.split()[1:9]]
             all_ticks = sum(ticks)
             busy_ticks = all_ticks - ticks[3] - ticks[4]  # waiting for a disk is not busy
-            used_bytes, total_bytes = parse_memory((self._proc / "meminfo").read_text())
+            used_bytes, total_bytes = parse_memory((self.proc / "meminfo").read_text())
         except (OSError, ValueError, KeyError, IndexError):
             return None
         busy_before, all_before = self._before or (busy_ticks, all_ticks)
         self._before = (busy_ticks, all_ticks)
         busy_percent = None  # no earlier reading, or no time has passed
         if all_ticks > all_before:
-            busy_percent = round(100 * (busy_ticks - busy_before) / (all_ticks - all_before), 1)
-            busy_percent = min(100.0, max(0.0, busy_percent))
+            share = (busy_ticks - busy_before) / (all_ticks - all_before)
+            busy_percent = min(100.0, max(0.0, round(100 * share, 1)))
         return HostReading(busy_percent, used_bytes, total_bytes)
 
 

@@ -65,32 +65,29 @@ STOP = "stop"
 PUBLISHED = "published"
 
 
+@dataclass
 class LinePipe:
-    """One end of the pipes between the wrapper and its recorder: one line per message.
+    """One end of the pipes between the wrapper and its recorder: one line per message."""
 
-    ``parent``: the process whose end means that the other end is closed, even while a process that it forked holds
-    the pipe open.
-    """
-
-    def __init__(self, lines_in: int, lines_out: int, *, parent: int | None = None) -> None:
-        self._in = lines_in
-        self._out = lines_out
-        self._parent = parent
-        self._unread = b""
+    lines_in: int
+    lines_out: int
+    # The process whose end means that the other end is closed, even while a process that it forked holds the pipe open.
+    parent: int | None = None
+    _unread: bytes = b""
 
     def send(self, line: str, timeout_s: float | None = None) -> None:
         """Write a line, or drop it if the pipe stays full; a closed pipe is noticed by ``receive``."""
         with suppress(OSError, ValueError):
-            if select.select([], [self._out], [], timeout_s)[1]:
-                os.write(self._out, line.encode() + b"\n")
+            if select.select([], [self.lines_out], [], timeout_s)[1]:
+                os.write(self.lines_out, line.encode() + b"\n")
 
     def receive(self, timeout_s: float) -> str | None:
         """Return the next line; None: timeout; CLOSED: the other end is closed."""
         while b"\n" not in self._unread:
-            if not select.select([self._in], [], [], timeout_s)[0]:
-                is_orphan = self._parent not in (None, os.getppid())
+            if not select.select([self.lines_in], [], [], timeout_s)[0]:
+                is_orphan = self.parent not in (None, os.getppid())
                 return CLOSED if is_orphan else None
-            part = os.read(self._in, 4096)
+            part = os.read(self.lines_in, 4096)
             if not part:
                 return CLOSED
             self._unread += part
@@ -319,18 +316,20 @@ class Recorder:
         return None
 
 
+@dataclass(eq=False)
 class Sampler:
     """Reads devices by UUID; a device without a reading becomes a gap."""
 
-    def __init__(self, reader: GpuReader, devices: Sequence[Followed], gaps: Gaps) -> None:
-        self.reader = reader
-        self._devices = devices
-        self.gaps = gaps
-        self.unreadable: Unreadable = {}  # in the last sample
-        self.no_reader = "no driver library to read it with"  # for example in a container without the library
-        if any(device.uuid is None for device in devices):
+    reader: GpuReader
+    devices: Sequence[Followed]
+    gaps: Gaps
+    unreadable: Unreadable = field(default_factory=dict)  # in the last sample
+    no_reader: str = "no driver library to read it with"  # for example in a container without the library
+
+    def __post_init__(self) -> None:
+        if any(device.uuid is None for device in self.devices):
             try:
-                reader.inventory()
+                self.reader.inventory()
             except ReaderUnavailable as error:
                 self.no_reader += f": {error}"
 
@@ -338,7 +337,7 @@ class Sampler:
         """Read all devices; a device or metric that cannot be read becomes a gap, never an exception or a zero."""
         readings = []
         unreadable = {}
-        for device in self._devices:
+        for device in self.devices:
             device_id = device.device_id
             try:
                 if device.uuid is None:
@@ -365,36 +364,35 @@ class Sampler:
                 self.gaps.good(device_id, metric, at_ms)
 
 
+@dataclass(eq=False)
 class Gaps:
     """The open gaps: one row for each gap and reason, whose end is updated while it lasts."""
 
-    def __init__(self, writer: TelemetryWriter, started_at_ms: int) -> None:
-        self._writer = writer
-        self._started_at_ms = started_at_ms
-        self._last_good_ms: dict[_Place, int] = {}
-        self._open: dict[_Place, tuple[int, str]] = {}  # row, reason
-        self.save()
+    writer: TelemetryWriter
+    started_at_ms: int
+    _last_good_ms: dict[_Place, int] = field(default_factory=dict)
+    _open: dict[_Place, tuple[int, str]] = field(default_factory=dict)  # row, reason
 
     def good(self, device_id: int, metric: str | None, at_ms: int) -> None:
         """Note a reading: it ends an open gap."""
         place = (device_id, metric)
         if place in self._open:
             row, _ = self._open.pop(place)
-            self._writer.extend_gap(row, at_ms)
+            self.writer.extend_gap(row, at_ms)
         self._last_good_ms[place] = at_ms
 
     def missing(self, device_id: int, metric: str | None, at_ms: int, reason: str) -> bool:
         """Note a missing reading; return whether the gap or its reason is new."""
         place = (device_id, metric)
         # A metric that was never read is missing since the start of the recording.
-        from_ms = self._last_good_ms.get(place, self._started_at_ms)
+        from_ms = self._last_good_ms.get(place, self.started_at_ms)
         if place in self._open:
-            row, known_reason = self._open[place]
-            self._writer.extend_gap(row, at_ms)
-            if known_reason == reason:
+            row, reason_before = self._open[place]
+            self.writer.extend_gap(row, at_ms)
+            if reason == reason_before:
                 return False
             from_ms = at_ms
-        self._open[place] = (self._writer.open_gap(device_id, metric, from_ms, at_ms, reason), reason)
+        self._open[place] = (self.writer.open_gap(device_id, metric, from_ms, at_ms, reason), reason)
         return True
 
     def save(self) -> None:

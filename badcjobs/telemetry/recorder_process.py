@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from badcjobs.clock import SystemClock
@@ -60,7 +60,7 @@ def run_recorder(order: SidecarOrder, reader: GpuReader, pipe: LinePipe, clock: 
 
     ``again``: an earlier recorder has died.
     """
-    message, unwritten = RecorderProcess(order, reader, pipe, clock, again=again).record()
+    message, unwritten = RecorderProcess(order, reader, pipe, clock, again).record()
     if message != protocol.CLOSED:
         pipe.send(f"{protocol.STOPPED} {json.dumps(asdict(unwritten))}")
         answer = None
@@ -71,24 +71,28 @@ def run_recorder(order: SidecarOrder, reader: GpuReader, pipe: LinePipe, clock: 
         publish_for_wrapper(order, clock, unwritten)
 
 
+@dataclass(eq=False)
 class RecorderProcess:
     """The recorder, its file, and the requests of the wrapper between two samples."""
 
-    def __init__(self, order: SidecarOrder, reader: GpuReader, pipe: LinePipe, clock: Clock, *, again: bool) -> None:
-        self._reader = reader
-        self._pipe = pipe
-        self._clock = clock
-        self._again = again
-        self._is_ready = False
-        self._last_message = protocol.CLOSED
-        self._snapshot: threading.Thread | None = None
-        writer = TelemetryWriter(Path(order.recorder_file), order.task_id, shared=order.shared)
-        self._writer = writer
-        self._devices = order.devices
-        self._sampler = Sampler(reader, order.devices, Gaps(writer, clock.now_ms()))
+    order: SidecarOrder
+    reader: GpuReader
+    pipe: LinePipe
+    clock: Clock
+    again: bool
+    _is_ready: bool = False
+    _last_message: str = protocol.CLOSED
+    _snapshot: threading.Thread | None = None
+
+    def __post_init__(self) -> None:
+        order = self.order
+        reader = self.reader
+        now_ms = self.clock.now_ms()
+        writer = self._writer = TelemetryWriter(Path(order.recorder_file), order.task_id, shared=order.shared)
+        self._sampler = Sampler(reader, order.devices, Gaps(writer, now_ms))
         lookup = ProcessLookup(wrapper_pid=order.wrapper_pid, marks=order.own_marks)
         self._alerts = AlertBook(writer, order.devices, order.limits, self._send_alert)
-        self._cost = CostBook(writer, order.interval_s, clock.now_ms(), lambda: (reader.backend, reader.why))
+        self._cost = CostBook(writer, order.interval_s, now_ms, lambda: (reader.backend, reader.why))
         books: list[Book] = [self._alerts, ProcessBook(writer, lookup.look_up), SourceBook(writer), self._cost]
         if not order.shared:
             books.append(LatestBook(LocalFolder(Path(order.local_folder)), reader))
@@ -96,22 +100,22 @@ class RecorderProcess:
             self._sampler,
             HostReader().read,
             writer,
-            clock=clock,
+            clock=self.clock,
             interval_s=order.interval_s,
             since_ms=order.asked_at_ms,
-            again=again,
+            again=self.again,
             books=books,
-            trouble=lambda text: pipe.send(f"{protocol.TROUBLE} {text}", 0),
+            trouble=lambda text: self._report(protocol.TROUBLE, text),
             effort=self._cost.effort,
         )
 
     def record(self) -> tuple[str, Unwritten]:
         """Take samples until the wrapper stops it; return the last message, and what could not be written."""
-        if self._again:  # continue open alerts, so that they are not reported twice
+        if self.again:  # continue open alerts, so that they are not reported twice
             self._alerts.resume()
         self._recorder.run(self._wait)
-        self._reader.close()
-        self._pipe.send(f"{protocol.COST} {self._cost.text}", 0)
+        self.reader.close()
+        self._report(protocol.COST, self._cost.text)
         if self._snapshot is not None:
             self._snapshot.join()
         last_copy = self._last_message.removeprefix(protocol.STOP).strip()
@@ -124,12 +128,12 @@ class RecorderProcess:
         """Handle messages of the wrapper until the next sample; return whether the recording is over."""
         if not self._is_ready:  # the first call is after the first sample
             self._is_ready = True
-            if not self._again:
+            if not self.again:
                 self._report_unreadable()
-            self._pipe.send(protocol.READY)
-        end_s = self._clock.monotonic_s() + seconds
+            self.pipe.send(protocol.READY)
+        end_s = self.clock.monotonic_s() + seconds
         while True:
-            message = self._pipe.receive(max(0.0, end_s - self._clock.monotonic_s()))
+            message = self.pipe.receive(max(0.0, end_s - self.clock.monotonic_s()))
             if message is None:
                 return False
             if message.startswith(protocol.SNAPSHOT):
@@ -144,13 +148,17 @@ class RecorderProcess:
 
     def _report_unreadable(self) -> None:
         """Say how many devices no reader can read; one that is lost later is an alert."""
-        unread = [device for device in self._devices if device.uuid is None]
+        unread = [device for device in self.order.devices if device.uuid is None]
         if unread:
             why = f"{self._sampler.no_reader}; the work continues, with a gap in the telemetry"
-            self._pipe.send(f"{protocol.TROUBLE} devices that cannot be read: {len(unread)}; {why}", 0)
+            self._report(protocol.TROUBLE, f"devices that cannot be read: {len(unread)}; {why}")
 
     def _send_alert(self, alert: Alert) -> None:
-        self._pipe.send(f"{protocol.ALERT} {json.dumps(asdict(alert))}", 0)
+        self._report(protocol.ALERT, json.dumps(asdict(alert)))
+
+    def _report(self, message: str, text: str) -> None:
+        """Send a message without waiting: samples are more important."""
+        self.pipe.send(f"{message} {text}", 0)
 
     def _copy(self, target: Path) -> None:
         try:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -28,22 +29,25 @@ _EXIT_TIMEOUT_S = 2.0
 _SEND_TIMEOUT_S = 1.0
 
 
+@dataclass(eq=False)
 class Sidecar:
     """The recorder process, restarted once if it dies; ``failure``: why there is no recorder any more."""
 
-    def __init__(self, order: SidecarOrder, listeners: Sequence[Callable[[Alert], None]]) -> None:
-        self._order_file = Path(order.local_folder) / "recorder.json"
-        self._order = order
-        self._listeners = listeners  # get each alert when it starts and when it ends
-        self._work = protocol.WORK_NONE
-        self._log_file = Path(order.local_folder) / "recorder.log"
-        self._restarts_left = 1
-        self.failure: str | None = None
-        self.unwritten = Unwritten()
-        self.over = False  # the recorder no longer writes to its file
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log_before = 0  # bytes of the log that an earlier recorder has written
-        self._pipe: protocol.LinePipe | None = None
+    order: SidecarOrder
+    listeners: Sequence[Callable[[Alert], None]]  # get each alert when it starts and when it ends
+    failure: str | None = None
+    unwritten: Unwritten = field(default_factory=Unwritten)
+    over: bool = False  # the recorder no longer writes to its file
+    _work: str = protocol.WORK_NONE
+    _was_restarted: bool = False
+    _process: subprocess.Popen[bytes] | None = None
+    _log_before: int = 0  # bytes of the log that an earlier recorder has written
+    _pipe: protocol.LinePipe | None = None
+
+    def __post_init__(self) -> None:
+        folder = Path(self.order.local_folder)
+        self._order_file = folder / "recorder.json"
+        self._log_file = folder / "recorder.log"
         self._answers: dict[str, str] = {}  # message → its last text
         self._start()
 
@@ -58,10 +62,10 @@ class Sidecar:
             pass
         if self.failure is not None or self._is_alive():
             return
-        if self._restarts_left == 0:
+        if self._was_restarted:
             self._give_up(self._exit_reason())
             return
-        self._restarts_left -= 1
+        self._was_restarted = True
         log.warning("%s; restarting it", self._exit_reason())
         self._start(protocol.AGAIN)
         if self._work != protocol.WORK_NONE and self._process is not None:
@@ -121,7 +125,7 @@ class Sidecar:
         if sys.pycache_prefix:
             python += ["-X", f"pycache_prefix={sys.pycache_prefix}"]
         try:
-            self._order.write(self._order_file)
+            self.order.write(self._order_file)
             with self._log_file.open("ab") as errors:
                 self._log_before = errors.tell()
                 self._answers = {}
@@ -188,7 +192,7 @@ class Sidecar:
             return  # an incomplete line; the database has the alert
         log.log(logging.INFO if alert.over else logging.WARNING, "%s", alert.text)
         with suppress(OSError):  # the terminal is closed
-            for listener in self._listeners:
+            for listener in self.listeners:
                 listener(alert)
 
     def _exit_reason(self) -> str:

@@ -31,14 +31,15 @@ _FINISH_TIMEOUT_S = 1.0
 _MOST_WAITING = 1000
 
 
+@dataclass(eq=False)
 class UsageWatch:
     """Reads in a thread, and keeps the readings until the thread that writes them takes them."""
 
-    def __init__(self, reader: UsageReader, clock: Clock) -> None:
-        self._reader = reader
-        self._clock = clock
-        self._started_s = clock.monotonic_s()
-        self.memory_held: MemoryHeld | None = None  # at the last reading; None: not known
+    reader: UsageReader
+    clock: Clock
+    memory_held: MemoryHeld | None = None  # at the last reading; None: not known
+
+    def __post_init__(self) -> None:
         self._over = threading.Event()
         self._waiting: deque[tuple[UsageReading, int]] = deque(maxlen=_MOST_WAITING)
         self._thread = threading.Thread(target=self._watch, name="badcjobs usage", daemon=True)
@@ -55,22 +56,24 @@ class UsageWatch:
         self._thread.join(_FINISH_TIMEOUT_S)
 
     def _watch(self) -> None:
+        started_s = self.clock.monotonic_s()
         while True:
-            began_s = self._clock.monotonic_s()
+            began_s = self.clock.monotonic_s()
             cpu_before_s = time.thread_time()
+            held = None
             try:
-                reading = self._reader.read(began_s)
+                reading = self.reader.read(began_s)
             except (OSError, psutil.Error) as error:
                 log.warning("CPU and memory use of our processes cannot be read: %s", error)
-                self.memory_held = None
-                return
-            self.memory_held = None
-            if reading is not None:
-                self.memory_held = MemoryHeld(reading.memory_bytes, began_s)
-                self._waiting.append((reading, self._clock.now_ms()))
+                self._over.set()
+            else:
+                if reading is not None:
+                    held = MemoryHeld(reading.memory_bytes, began_s)
+                    self._waiting.append((reading, self.clock.now_ms()))
+            self.memory_held = held
             if self._over.is_set():
                 return
-            self._over.wait(pause_s(began_s - self._started_s, time.thread_time() - cpu_before_s))
+            self._over.wait(pause_s(began_s - started_s, time.thread_time() - cpu_before_s))
 
 
 def pause_s(age_s: float, cost_s: float) -> float:

@@ -13,7 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
-from badcjobs.model import USUAL_MEMORY, Device, MemoryHeld, WorkerMemory, WorkerPlan, advised_gb, fitting_workers
+from badcjobs.model import (
+    USUAL_MEMORY,
+    Device,
+    MemoryHeld,
+    WorkerMemory,
+    WorkerPlan,
+    advised_gb,
+    fitting_workers,
+    not_none,
+)
 from badcjobs.model.decisions import Code, Decision
 from badcjobs.seams import Clock
 from badcjobs.words import count, memory
@@ -63,10 +72,6 @@ class Trials(NamedTuple):
     before: int  # the number that these are compared with; the same: nothing is tried
     rates: Mapping[int, float] = {}  # number → seconds of audio (or chunks) per second
     settled: bool = False  # no other number is tried any more
-
-    @property
-    def is_more(self) -> bool:
-        return self.workers > self.before
 
     @property
     def is_fewer(self) -> bool:
@@ -152,15 +157,17 @@ def _room(memory_bytes: int | None, worker_bytes: float) -> int:
 def next_step(reading: Reading, trials: Trials, limits: Limits) -> Step | None:
     """Return what to change about the number of workers; None: leave it, or go on measuring."""
     step = step_back_after_memory_errors(reading, trials) or step_back_before_memory_is_full(reading, trials, limits)
-    if step is not None or trials.settled:
+    now = reading.performance
+    if step is not None or trials.settled or now is None:
         return step
-    if reading.performance is None:
-        return None
-    for rule in (undo_more, undo_fewer, try_more, try_fewer, stay):
-        step = rule(reading.performance, trials, limits)
-        if step is not None:
-            return step
-    return None
+    limit = find_limit(now, trials, limits)
+    return (
+        undo_more(now, trials)
+        or undo_fewer(now, trials, limit)
+        or try_more(now, trials, limit, limits)
+        or try_fewer(now, trials, limits)
+        or stay(now, trials, limit, limits)
+    )
 
 
 def step_back_after_memory_errors(reading: Reading, trials: Trials) -> Step | None:
@@ -180,39 +187,40 @@ def step_back_before_memory_is_full(reading: Reading, trials: Trials, limits: Li
     return Step(Code.MEMORY_TIGHT, trials.workers - 1, figures)
 
 
-def undo_more(now: Performance, trials: Trials, limits: Limits) -> Step | None:
+def undo_more(now: Performance, trials: Trials) -> Step | None:
     """Return to the number before if more workers are not worth their memory."""
-    if not trials.is_more or now.rate > _PAYS * trials.rates[trials.before]:
+    if trials.workers <= trials.before or now.rate > _PAYS * trials.rates[trials.before]:
         return None
     return Step(Code.MORE_WORKERS_NOT_FASTER, trials.before, _trial(now, trials), is_best=True)
 
 
-def undo_fewer(now: Performance, trials: Trials, limits: Limits) -> Step | None:
+def undo_fewer(now: Performance, trials: Trials, limit: Limit) -> Step | None:
     """Return to the number before if fewer workers are slower."""
     if not trials.is_fewer or now.rate >= trials.rates[trials.before]:
         return None
-    limit = find_limit(now, trials, limits)
-    is_best = limit.workers >= limits.most
+    figures = _trial(now, trials)
     if trials.before < limit.workers:
-        return Step(Code.FEWER_WORKERS_SLOWER, trials.before, _trial(now, trials), is_best=is_best)
-    return Step(limit.code, trials.before, _trial(now, trials) | limit.figures, is_best=is_best)
+        return Step(Code.FEWER_WORKERS_SLOWER, trials.before, figures, is_best=limit.is_cores)
+    return Step(limit.code, trials.before, {**figures, **limit.figures}, is_best=limit.is_cores)
 
 
-def try_more(now: Performance, trials: Trials, limits: Limits) -> Step | None:
+def try_more(now: Performance, trials: Trials, limit: Limit, limits: Limits) -> Step | None:
     """Try as many as there is room for, or one more of an engine whose needs are not known."""
-    more = _more(now, trials, limits)
-    if more == 0:
+    more = limit.workers - trials.workers
+    if more <= 0 or trials.is_fewer:
         return None
     figures = _trial(now, trials)
     if now.left_s < _WORTH_S:
         return Step(Code.LITTLE_WORK_LEFT, trials.workers, figures | {"left_s": now.left_s})
+    if limits.cores_each is None:
+        more = 1
     return Step(Code.TRY_MORE_WORKERS, trials.workers + more, figures | {"more": more}, is_trial=True)
 
 
 def try_fewer(now: Performance, trials: Trials, limits: Limits) -> Step | None:
-    """Try three quarters of the workers if there is no room for more."""
+    """Try three quarters of the workers: there is no room for more."""
     fewer = _fewer(trials, limits)
-    if fewer is None or now.left_s < _WORTH_FEWER_S or _more(now, trials, limits):
+    if fewer is None or now.left_s < _WORTH_FEWER_S:
         return None
     figures = _trial(now, trials)
     if trials.is_fewer:
@@ -220,37 +228,44 @@ def try_fewer(now: Performance, trials: Trials, limits: Limits) -> Step | None:
     return Step(Code.TRY_FEWER_WORKERS, fewer, figures, is_trial=True)
 
 
-def stay(now: Performance, trials: Trials, limits: Limits) -> Step | None:
-    """Stay with the present number if there is nothing left to try."""
-    if _more(now, trials, limits):
-        return None
-    limit = find_limit(now, trials, limits)
-    is_best = limit.workers >= limits.most and _fewer(trials, limits) is None
+def stay(
+    now: Performance,
+    trials: Trials,
+    limit: Limit,
+    limits: Limits,
+) -> Step:
+    """Stay with the present number: there is nothing left to try."""
+    figures = _trial(now, trials)
+    is_best = limit.is_cores and _fewer(trials, limits) is None
     if trials.is_fewer:
-        return Step(Code.FEWER_WORKERS_AS_FAST, trials.workers, _trial(now, trials), is_best=is_best)
-    return Step(limit.code, trials.workers, _trial(now, trials) | limit.figures, is_best=is_best)
+        return Step(Code.FEWER_WORKERS_AS_FAST, trials.workers, figures, is_best=is_best)
+    return Step(limit.code, trials.workers, {**figures, **limit.figures}, is_best=is_best)
 
 
 class Limit(NamedTuple):
     """The most workers per device, and what allows no more."""
 
     workers: int
-    code: Code
-    figures: dict[str, Any]
+    code: Code = Code.NO_CORES_FOR_MORE
+    figures: Mapping[str, Any] = {}
+
+    @property
+    def is_cores(self) -> bool:
+        """Whether no other run can have more."""
+        return self.code is Code.NO_CORES_FOR_MORE
 
 
 def find_limit(now: Performance, trials: Trials, limits: Limits) -> Limit:
     """Return how many workers the cores, the device and the main memory hold, by what the present ones use."""
     workers = trials.workers
-    granted_bytes = limits.granted_bytes
-    limit = Limit(limits.most, Code.NO_CORES_FOR_MORE, {})
-
+    limit = Limit(limits.most)
     if now.device_share > 0:
         room = max(workers, fitting_workers(workers, now.device_share))
         if room < limit.workers:
             figures = {"memory_share": now.device_share * (room + 1) / workers}
             limit = Limit(room, Code.NO_DEVICE_MEMORY_FOR_MORE, figures)
 
+    granted_bytes = limits.granted_bytes
     if granted_bytes is None:
         return limit
     if now.peak_bytes is None:
@@ -261,14 +276,6 @@ def find_limit(now: Performance, trials: Trials, limits: Limits) -> Limit:
         figures = {"held_bytes": now.peak_bytes, "expected_bytes": expected_bytes, "granted_bytes": granted_bytes}
         limit = Limit(room, Code.NO_MEMORY_FOR_MORE, figures)
     return limit
-
-
-def _more(now: Performance, trials: Trials, limits: Limits) -> int:
-    """Return how many more workers to try; none once fewer are tried."""
-    room = find_limit(now, trials, limits).workers - trials.workers
-    if room <= 0 or trials.is_fewer:
-        return 0
-    return room if limits.cores_each else 1
 
 
 def _fewer(trials: Trials, limits: Limits) -> int | None:
@@ -298,7 +305,7 @@ class Meter:
     granted_bytes: int | None
     clock: Clock
     memory_peaks: Callable[[float], dict[int, int]]  # by device_id, over the last seconds
-    memory_held: Callable[[], MemoryHeld | None]
+    memory_held: Callable[[], MemoryHeld | None]  # main memory of our processes; None: not known
     _memory_errors: int = 0  # chunks that had run out of memory when there were more workers
     _retired_s: float = 0.0  # when a retired worker was last seen
     _began_s: float | None = None  # None: the workers have not all done a chunk yet
@@ -332,7 +339,7 @@ class Meter:
 
         on_device = Counter(at_work.values())  # a lost device has no workers and is not counted
         is_complete = min(on_device.values(), default=0) >= trials.workers
-        if is_complete and all(supervisor.finished.get(slot) for slot in at_work):
+        if is_complete and supervisor.productive.issuperset(at_work):
             return reading._replace(performance=self._measure(supervisor, held, left))
         return reading
 
@@ -379,20 +386,17 @@ class Autoscaler:
     """Plans the workers of a task, then (with auto) changes their number as ``next_step`` says."""
 
     devices: Sequence[tuple[int, Device]]  # the devices that get work, each with its device_id
+    meter: Meter
     learned: Learned
     note: Callable[[Decision], None]
-    clock: Clock
     _: KW_ONLY
     cpus: int
     per_gpu: int | None  # workers on each device; None: auto
     cpu_workers: int = 0  # workers where there is no device; they do not add to the workers of devices
-    granted_bytes: int | None = None  # main memory of the task; None: no known limit
     chunk_s: float | None = None  # the longest chunk; None: not known
     exclusive: bool = False  # only one process may use a device
     cores_each: int | None = None  # cores that a worker of this engine keeps busy; None: not known, so start with few
     memory_per_worker: WorkerMemory = USUAL_MEMORY  # until it is measured
-    memory_peaks: Callable[[float], dict[int, int]] = lambda last_s: {}  # by device_id, over the last seconds
-    memory_held: Callable[[], MemoryHeld | None] = lambda: None  # main memory of our processes; None: not known
     _next_s: float = 0.0
     _slots: int = 0
 
@@ -401,18 +405,16 @@ class Autoscaler:
             devices=len(self.devices),
             cores=max(1, self.cpus // max(1, len(self.devices))),
             cores_each=self.cores_each,
-            device_bytes=min((d.memory_total_bytes for _, d in self.devices if d.memory_total_bytes), default=None),
-            granted_bytes=self.granted_bytes,
+            device_bytes=min(not_none(device.memory_total_bytes for _, device in self.devices), default=None),
+            granted_bytes=self.meter.granted_bytes,
             exclusive=self.exclusive,
         )
-        self._meter = Meter(self.devices, self.granted_bytes, self.clock, self.memory_peaks, self.memory_held)
         self._model = next((device.name for _, device in self.devices if device.name), "unknown")
         self._subject = self._subject_of_lessons()
         lesson = self.learned.about(self._subject)
-        self._trials = Trials(1, 1, settled=True)
-        if self.per_gpu is not None:
-            self._trials = Trials(self.per_gpu, self.per_gpu, settled=True)
-        elif self.devices:
+        workers = self.per_gpu or 1
+        self._trials = Trials(workers, workers, settled=True)
+        if self.devices and self.per_gpu is None:
             start = choose_start(self._limits, lesson, self.memory_per_worker, self.chunk_s)
             self._trials = Trials(start.workers, start.workers, settled=start.is_best)
             self._record(start)
@@ -453,24 +455,24 @@ class Autoscaler:
 
     def _warn_of_memory(self, lesson: Lesson) -> None:
         workers = len(self.plans)
+        granted_bytes = self._limits.granted_bytes
         needs = workers * (lesson.worker_bytes or self.memory_per_worker.bytes_for(self.chunk_s))
-        if not self.cores_each or not self.granted_bytes or needs <= self.granted_bytes:
+        if not self.cores_each or not granted_bytes or needs <= granted_bytes:
             return
-        log.warning(
-            "%s may need %s of main memory, but the job has %s: ask for more (#SBATCH --mem=%dG)",
-            count(workers, "worker"), memory(needs), memory(self.granted_bytes), advised_gb(needs),
-        )  # fmt: skip
+        may_need = f"{count(workers, 'worker')} may need {memory(needs)} of main memory"
+        more = f"ask for more (#SBATCH --mem={advised_gb(needs)}G)"
+        log.warning("%s, but the job has %s: %s", may_need, memory(granted_bytes), more)
 
     def update(self, supervisor: Supervisor, left: int) -> None:
         """Measure, then add or retire workers; called often, works once a second."""
-        now_s = self.clock.monotonic_s()
+        now_s = self.meter.clock.monotonic_s()
         if self.per_gpu is not None or not self.devices or supervisor.draining or now_s < self._next_s:
             return
         self._next_s = now_s + _EVERY_S
         if supervisor.is_retiring:
-            self._meter.wait_for_retired(supervisor)
+            self.meter.wait_for_retired(supervisor)
             return
-        reading = self._meter.read(supervisor, self._trials, left)
+        reading = self.meter.read(supervisor, self._trials, left)
         step = next_step(reading, self._trials, self._limits)
         if step is not None:
             self._take(step, reading, supervisor)
@@ -478,23 +480,28 @@ class Autoscaler:
     def _take(self, step: Step, reading: Reading, supervisor: Supervisor) -> None:
         """Change the number of workers; the search is over unless this is a trial."""
         now = self._trials.workers
-        needs = self._needs_of_worker(reading, len(supervisor.slots_at_work))
         rates = dict(self._trials.rates)
         if reading.performance is not None:
             rates[now] = reading.performance.rate
+        if not step.is_trial:
+            self._learn(step, reading, rates, supervisor)
         compared_with = now if step.is_trial else step.workers
         self._trials = Trials(step.workers, compared_with, rates, settled=not step.is_trial)
         self._record(step)
 
-        self._meter.restart()
+        self.meter.restart()
         if step.workers < now:
-            self._meter.forgive(supervisor)
+            self.meter.forgive(supervisor)
         for device_id, device in self.devices:
             self._change_device(supervisor, device_id, device, step.workers - now)
-        if not step.is_trial:
-            self._learn(step, needs, in_audio=supervisor.audio_done_s > 0)
 
-    def _change_device(self, supervisor: Supervisor, device_id: int, device: Device, more: int) -> None:
+    def _change_device(
+        self,
+        supervisor: Supervisor,
+        device_id: int,
+        device: Device,
+        more: int,
+    ) -> None:
         """Add workers to a device, or retire its last ones; a lost device stays without."""
         slots = sorted(slot for slot, place in supervisor.slots_at_work.items() if place == device_id)
         for slot in slots[self._trials.workers :]:
@@ -503,28 +510,33 @@ class Autoscaler:
             for _ in range(more):
                 supervisor.add_worker(self._plan_worker(device_id, device))
 
-    def _needs_of_worker(self, reading: Reading, at_work: int) -> dict[str, Any]:
-        """Return how much memory a worker uses, as lessons name it."""
-        needs = {}
+    def _learn(
+        self,
+        step: Step,
+        reading: Reading,
+        rates: Mapping[int, float],
+        supervisor: Supervisor,
+    ) -> None:
+        """Keep the results for later runs; rates only if they are of audio, not of chunks."""
+        facts: dict[str, Any] = {}
         now = reading.performance
         used_bytes = reading.held_bytes if now is None else now.peak_bytes
         if used_bytes:
-            needs["worker_bytes"] = used_bytes // max(1, at_work)
+            facts["worker_bytes"] = used_bytes // max(1, len(supervisor.slots_at_work))
         if now is not None and now.device_peak_bytes:
-            needs["device_bytes"] = now.device_peak_bytes // self._trials.workers
-        return needs
-
-    def _learn(self, step: Step, needs: dict[str, Any], *, in_audio: bool) -> None:
-        """Keep the results for later runs; rates only if they are of audio, not of chunks."""
-        facts = dict(needs)
-        rates = self._trials.rates
+            facts["device_bytes"] = now.device_peak_bytes // self._trials.workers
         if step.workers in rates:
             facts |= {"workers": step.workers, "settled": step.is_best}
-            if in_audio:
+            if supervisor.audio_done_s > 0:
                 facts["rates"] = {str(number): rate / len(self.devices) for number, rate in rates.items()}
         if facts:
             memory_bytes = self._limits.device_bytes
-            self.learned.note(self._subject, chunk_s=self.chunk_s, memory_bytes=memory_bytes, **facts)
+            self.learned.note(
+                self._subject,
+                chunk_s=self.chunk_s,
+                memory_bytes=memory_bytes,
+                **facts,
+            )
 
     def _record(self, step: Step) -> None:
         decision = Decision.of(step.code, self._model, workers=step.workers, **step.figures)

@@ -21,7 +21,7 @@ from badcjobs.sources.cutter import AudioCutter, CannotCut, NotThere
 from badcjobs.store.overlaps import Heard, Sound, join_overlaps
 from badcjobs.workers import policy
 
-_SLACK_S = 1.0  # recorders are not exact
+SLACK_S = 1.0  # recorders are not exact
 LONGEST_KEPT_STEM = 50  # characters of up to 4 bytes; a file name may have 255 bytes
 # HawkEars analyses windows of 3 s: with this overlap no window near a joint is cut short.
 OVERLAP_S = 6.0
@@ -84,9 +84,9 @@ def cut_chunk(chunk: Chunk, target: Path, cutter: AudioCutter) -> int | None:
     source = Path(chunk.audio_path)
     cutter.cut(source, start_s, end_s, target)
     length_s = cutter.length_s(target) or 0.0
-    if end_s == math.inf or end_s - start_s - length_s <= _SLACK_S:
+    if end_s == math.inf or end_s - start_s - length_s <= SLACK_S:
         return chunk.end_ms
-    if length_s and end_s - (cutter.promised_s(source) or 0.0) <= _SLACK_S:
+    if length_s and end_s - (cutter.promised_s(source) or 0.0) <= SLACK_S:
         return chunk.start_ms + round(length_s * 1000)
     target.unlink(missing_ok=True)
     ends = f"{chunk.audio_path} ends at {start_s + length_s:.3f} s"
@@ -99,16 +99,9 @@ def available_s(chunk: Chunk, cutter: AudioCutter) -> float | None:
     if not chunk.is_cut or length_s is None or chunk.audio_s is None:
         return length_s or chunk.audio_s
     there_s = length_s - chunk.start_ms / 1000
-    if 0 < there_s < chunk.audio_s - _SLACK_S:
+    if 0 < there_s < chunk.audio_s - SLACK_S:
         return there_s
     return chunk.audio_s
-
-
-def is_truncated(result: ChunkResult) -> bool:
-    """Return whether a chunk was done only up to the end of its truncated file."""
-    if not result.ok or not result.chunk.is_cut or result.audio_s is None:
-        return False
-    return (result.chunk.audio_s or 0.0) - result.audio_s > _SLACK_S
 
 
 def describe_audio(chunk: Chunk) -> str:

@@ -38,13 +38,17 @@ def parse_detections(text: str, name: str = "detections.csv") -> list[Detection]
     if name.endswith(".txt") and not text.strip():
         return []
     first_line = text.partition("\n")[0]
-    has_tabs = "\t" in first_line
     lines = io.StringIO(text, newline="")
+    has_tabs = "\t" in first_line
     if has_tabs:
-        rows = csv.reader(lines, strict=True, delimiter="\t", quoting=csv.QUOTE_NONE)
+        rows = csv.reader(
+            lines,
+            strict=True,
+            delimiter="\t",
+            quoting=csv.QUOTE_NONE,
+        )
     else:
-        is_semicolon = ";" in first_line and "," not in first_line
-        rows = csv.reader(lines, strict=True, delimiter=";" if is_semicolon else ",")
+        rows = csv.reader(lines, strict=True, delimiter="," if "," in first_line else ";")
     try:
         if re.match(r"\s*[\d.]+\t[\d.]+(\t|\s*$)", first_line):
             return list(_LabelTrack(rows, _LABEL_TRACK, has_score=False).detections())
@@ -64,25 +68,22 @@ class _Table:
         missing = [part for part, column in self._columns.items() if not column and (has_score or part != "score")]
         if missing:
             understood = "; ".join(f"{part}: {', '.join(names)}" for part, names in COLUMNS.items())
-            found = ", ".join(header) or "nothing"
-            problem = f"line 1: no column for {', '.join(missing)}; found: {found}; understood: {understood}"
+            names = ", ".join(header) or "nothing"
+            problem = f"line 1: no column for {', '.join(missing)}; found: {names}; understood: {understood}"
             raise UnknownTable(problem) if len(header) > 1 else ValueError(problem)
         self._species = self._first_of([name for name in _SPECIES_NAMES if name != self._columns["label"]])
 
     def detections(self) -> Iterator[Detection]:
         """Yield the detections of the table."""
         selections = set()
-        for cells in self._rows:
-            if not cells:
-                continue
-            cells = self._cells(cells)
-            if cells is None:
-                continue
+        for cells in filter(None, map(self._cells, filter(None, self._rows))):
             self._check_length(cells)
             row = {name: cell.strip() for name, cell in zip(self._header, cells, strict=True)}
             selection = row.get("selection")
-            if selection in selections or self._is_no_call(row):
-                continue  # Raven repeats a selection for each view
+            if selection in selections:  # Raven repeats a selection for each view
+                continue
+            if row[self._columns["label"]] == row.get(self._species) == _NO_CALL:
+                continue
             if selection:
                 selections.add(selection)
             yield self._parse_row(row)
@@ -94,7 +95,7 @@ class _Table:
                 return name
         return ""
 
-    def _cells(self, cells: list[str]) -> list[str] | None:
+    def _cells(self, cells: list[str]) -> list[str]:
         """Return the cells of a row, without the rest of a path with commas, which BirdNET does not quote."""
         excess = len(cells) - len(self._header)
         if excess > 0 and self._header[-1] == "file":
@@ -110,9 +111,6 @@ class _Table:
         column = self._header[len(cells)] if len(cells) < width else f"number {width + 1}"
         counts = f"{len(cells)} cells, the header has {width}"
         raise ValueError(f"line {self._rows.line_num} has {counts} (column {column})")
-
-    def _is_no_call(self, row: Mapping[str, str]) -> bool:
-        return row[self._columns["label"]] == row.get(self._species) == _NO_CALL
 
     def _parse_row(self, row: Mapping[str, str]) -> Detection:
         columns = self._columns
@@ -152,9 +150,9 @@ class _Table:
 class _LabelTrack(_Table):
     """A label track of Audacity; BirdNET adds a score, and both names of the species are the label."""
 
-    def _cells(self, cells: list[str]) -> list[str] | None:
+    def _cells(self, cells: list[str]) -> list[str]:
         if cells[0] == "\\":  # the frequencies of the label above
-            return None
+            return []
         start, end, label, score = [*cells, "", "", ""][:4]
         name = ""
         if score:

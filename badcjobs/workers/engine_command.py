@@ -20,12 +20,12 @@ import subprocess
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.masking import find_secrets, mask
-from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Place, WorkerPlan
+from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
 from badcjobs.processes import Process, fingerprint_of, last_lines, worker_environment
 from badcjobs.seams import EngineTraits, More, SessionBroken, nothing_more
 from badcjobs.store.atomic_write import fresh_file, make_folder
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 
 _OF_RECORDING = ("chunk_id", "recording_id", "latitude", "longitude", "date", "region")
 PLACEHOLDERS = ("input", "output", "inputs", "outputs", "device", "device_index", *_OF_RECORDING)
+_EMPTY = dict.fromkeys(PLACEHOLDERS, "")  # what is not known
 _PER_CHUNK = ("input", "output", *_OF_RECORDING)
 _PER_BATCH = ("inputs", "outputs")
 _DEFAULT_BATCH = 64
@@ -91,13 +92,6 @@ def _fields(word: str) -> set[str]:
     return fields
 
 
-def place_values(place: Place) -> dict[str, str]:
-    """Return the values of the placeholders for a place; an unknown one is empty."""
-    date = (place.recorded_on or "")[:10]
-    values = {"latitude": place.latitude, "longitude": place.longitude, "date": date, "region": place.region}
-    return {name: "" if value is None else str(value) for name, value in values.items()}
-
-
 def parse_batch_size(args: Sequence[str]) -> int:
     """Return the batch size from --engine-arg."""
     size = _DEFAULT_BATCH
@@ -120,41 +114,36 @@ class CommandEngine:
     traits = TRAITS
     receives_term = True  # an unknown program may end its own child processes with TERM: if ignored, they would hang
 
-    def __init__(
-        self, start: EngineStart, template: str, hang_timeout: HangTimeout | None = None, batch: int | None = None
-    ) -> None:
+    def __init__(self, start: EngineStart, template: str) -> None:
         self.start = start
         self._template, self.per_batch = parse_command(template)
         # The speed of the program is unknown: only a very long silence is a hang.
-        self.hang_timeout = hang_timeout or HangTimeout(least_s=900.0, slowest=20.0)
-        self._batch = batch  # None: from --engine-arg
+        self.hang_timeout = HangTimeout(least_s=900.0, slowest=20.0)
         self._cannot_keep = False
         self.understood = False  # a table has been read
 
     @property
     def wants(self) -> int:
         """One chunk, or a batch."""
-        if not self.per_batch:
-            return 1
-        return self._batch or parse_batch_size(self.start.args)
+        return parse_batch_size(self.start.args) if self.per_batch else 1
 
     @property
     def version(self) -> str | None:
         """A fingerprint of the files in the command: a changed program is another version."""
-        program = shutil.which(self._template[0], path=self.start.environ.get("PATH"))
-        words = [program or "", *self._template[1:]]
-        files = [Path(word) for word in words if Path(word).is_file()]
-        if not files:
-            return None
-        names = [path.name for path in files]
-        return " ".join([*names, fingerprint_of(files) or ""])
+        words = [self._find(self._template[0]) or "", *self._template[1:]]
+        files = [path for path in map(Path, words) if path.is_file()]
+        names = " ".join(path.name for path in files)
+        return f"{names} {fingerprint_of(files)}" if files else None
+
+    def _find(self, program: str) -> str | None:
+        return shutil.which(program, path=self.start.environ.get("PATH"))
 
     def check(self) -> None:
         """Check that the program exists before any chunk starts."""
         parse_batch_size(self.start.args)
         program = self._template[0]
         may_be_elsewhere = "{" in program or self.start.launcher.prefix_for("")  # in a container
-        if not may_be_elsewhere and shutil.which(program, path=self.start.environ.get("PATH")) is None:
+        if not may_be_elsewhere and self._find(program) is None:
             raise NotHere(
                 f"the program {program!r} of --command was not found",
                 why="it is neither an executable file nor on PATH",
@@ -180,7 +169,7 @@ class CommandEngine:
         """Prepare a session; programs start with the chunks."""
         return CommandSession(self, plan, scratch)
 
-    def keep_raw(self, chunk: Chunk, content: bytes, ending: str = ".csv") -> None:
+    def keep_raw(self, chunk: Chunk, content: bytes, ending: str) -> None:
         """Write a copy of an output file to the run folder, with run.keep_raw; warn once if that is not possible."""
         if self.start.raw is None:
             return
@@ -195,30 +184,32 @@ class CommandEngine:
             self._cannot_keep = True
 
 
+@dataclass(eq=False)
 class CommandSession:
     """Runs the program of one worker again and again, for one chunk or one batch each time."""
 
+    engine: CommandEngine
+    plan: WorkerPlan
+    scratch: Path
     pid: int | None = None
+    _oom_kills: int | None = None  # before the current run
+    _running: Process | None = None
+    _killed: bool = False  # set by another thread
+    _interrupted: bool = False
 
-    def __init__(self, engine: CommandEngine, plan: WorkerPlan, scratch: Path) -> None:
-        self._engine = engine
-        self._plan = plan
-        self._words = engine.argv_template(plan)
-        self._env = engine.environment(plan, scratch)
-        self._launcher = engine.start.launcher
-        self._clock = engine.start.clock
-        self._folder = scratch / "command"  # emptied before each run
+    def __post_init__(self) -> None:
+        self._words = self.engine.argv_template(self.plan)
+        self._env = self.engine.environment(self.plan, self.scratch)
+        self._launcher = self.engine.start.launcher
+        self._clock = self.engine.start.clock
+        self._folder = self.scratch / "command"  # emptied before each run
         self._outputs = self._folder / "outputs"
         self._log = self._folder / "command.log"
-        self._oom_kills: int | None = None  # before the current run
         self._lock = threading.Lock()
-        self._running: Process | None = None
-        self._killed = False  # set by another thread
-        self._interrupted = False
 
     def process(self, batch: Sequence[Chunk], more: More = nothing_more) -> Iterator[ChunkStarted | ChunkResult]:
         """Run the program; chunks with the same file name go into separate runs."""
-        for part in split_batch(batch, 1 if self._plan.lean else self._engine.wants):
+        for part in split_batch(batch, 1 if self.plan.lean else self.engine.wants):
             if self._interrupted or self._killed:
                 return
             started_at_ms = self._clock.now_ms()
@@ -229,7 +220,7 @@ class CommandSession:
                 stems = [Path(chunk.audio_path).stem for chunk in part]
                 for chunk in part:
                     yield self._read(chunk, started_at_ms, stems)
-            elif code is not None and not (self._engine.per_batch and self._killed):
+            elif code is not None and not (self.engine.per_batch and self._killed):
                 yield from self._explain(part, code, started_at_ms)
 
     def interrupt(self) -> None:
@@ -252,45 +243,50 @@ class CommandSession:
         shutil.rmtree(self._folder, ignore_errors=True)
         self._outputs.mkdir(parents=True)
         env = dict(self._env)
-        if self._engine.per_batch:
+        if self.engine.per_batch:
             values = self._batch_values(chunks)
         else:
             [chunk] = chunks
             values = self._chunk_values(chunk)
-            env["BADCJOBS_CHUNK_ID"] = values["chunk_id"]
+            env["BADCJOBS_CHUNK_ID"] = chunk.piece_of or chunk.chunk_id
             env["BADCJOBS_RECORDING_ID"] = chunk.recording_id
-        device = self._plan.device
-        values["device"] = device.pin if device else ""
-        values["device_index"] = str(device.index) if device and device.index is not None else ""
-        argv = [word.format(**values) for word in self._words]
+        device = self.plan.device
+        if device is not None:
+            values |= {"device": device.pin, "device_index": device.index}
+        texts = _EMPTY | {name: str(value) for name, value in values.items() if value is not None}
+        argv = [word.format_map(texts) for word in self._words]
 
         lengths_s = [chunk.audio_s for chunk in chunks]
         audio_s = None if None in lengths_s else sum(length_s or 0.0 for length_s in lengths_s)
         began_s = self._clock.monotonic_s()
-        self._oom_kills = self._engine.start.oom_kills()
-        code = self._wait(argv, env, self._engine.hang_timeout.limit_s(audio_s))
+        self._oom_kills = self.engine.start.oom_kills()
+        code = self._wait(argv, env, self.engine.hang_timeout.limit_s(audio_s))
         if code == 0:
-            self._engine.hang_timeout.learn(self._clock.monotonic_s() - began_s, audio_s)
+            self.engine.hang_timeout.learn(self._clock.monotonic_s() - began_s, audio_s)
         return code
 
-    def _chunk_values(self, chunk: Chunk) -> dict[str, str]:
+    def _chunk_values(self, chunk: Chunk) -> dict[str, object]:
         """Return the values of the placeholders for one chunk."""
+        place = chunk.place
         return {
             "input": chunk.audio_path,
-            "output": str(self._output(chunk)),
+            "output": self._output(chunk),
             "chunk_id": chunk.piece_of or chunk.chunk_id,
             "recording_id": chunk.recording_id,
-            **place_values(chunk.place),
+            "latitude": place.latitude,
+            "longitude": place.longitude,
+            "date": place.recorded_on and place.recorded_on[:10],
+            "region": place.region,
         }
 
-    def _batch_values(self, chunks: Sequence[Chunk]) -> dict[str, str]:
+    def _batch_values(self, chunks: Sequence[Chunk]) -> dict[str, object]:
         """Write the files about a batch, and return the values of its placeholders."""
         paths = self._folder / "inputs.txt"
         paths.write_text("".join(f"{chunk.audio_path}\n" for chunk in chunks), errors="surrogateescape")
-        if self._engine.start.places:
+        if self.engine.start.places:
             places = [place_facts(chunk.place) for chunk in chunks]
             (self._folder / PLACES_FILE).write_text(json.dumps(places))
-        return {"inputs": str(paths), "outputs": str(self._outputs)}
+        return {"inputs": paths, "outputs": self._outputs}
 
     def _wait(self, argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> int | None:
         """Run a program to its end; no output in its log for ``limit_s`` is a hang."""
@@ -299,7 +295,11 @@ class CommandSession:
                 return None
             try:
                 process = self._launcher.start(
-                    argv, env=env, cwd=None, stderr=self._log, receives_term=self._engine.receives_term
+                    argv,
+                    env=env,
+                    cwd=None,
+                    stderr=self._log,
+                    receives_term=self.engine.receives_term,
                 )
             except OSError as error:
                 error_class = fault_of_node(error, self._folder) or policy.NO_PROGRAM
@@ -331,15 +331,15 @@ class CommandSession:
             self._launcher.kill(self._running)
 
     def _output(self, chunk: Chunk) -> Path:
-        if not self._engine.per_batch:
+        if not self.engine.per_batch:
             return self._outputs / "detections.csv"
         return self._outputs / f"{Path(chunk.audio_path).stem}.csv"
 
     def _find_output(self, chunk: Chunk, stems: Sequence[str]) -> Path:
         """Return the table of a chunk; ``stems``: the names of all audio files of this run, without their endings."""
-        wanted = self._output(chunk)
-        if wanted.is_file():
-            return wanted
+        named_output = self._output(chunk)
+        if named_output.is_file():
+            return named_output
         stem = Path(chunk.audio_path).stem
         tables = sorted(path for path in self._outputs.rglob("*") if path.suffix in _ENDINGS and path.is_file())
         for table in sorted(tables, key=lambda table: table.suffix):
@@ -348,30 +348,30 @@ class CommandSession:
             if max(named_after, key=len, default=None) == stem:
                 return table
         if len(stems) > 1 or not tables:
-            raise FileNotFoundError(f"{{output}} ({wanted.name}) was not written")
+            raise FileNotFoundError(f"{{output}} ({named_output.name}) was not written")
         for table in tables:
             with suppress(ValueError, OSError):  # such as BirdNET's list of its own settings
                 parse_detections(table.read_text(encoding="utf-8"), table.name)
                 return table
-        others = ", ".join(table.name for table in tables)
-        raise FileNotFoundError(f"{{output}} ({wanted.name}) was not written, only {others}")
+        names = ", ".join(table.name for table in tables)
+        raise FileNotFoundError(f"{{output}} ({named_output.name}) was not written, only {names}")
 
     def _read(self, chunk: Chunk, started_at_ms: int, stems: Sequence[str]) -> ChunkResult:
         try:
             table = self._find_output(chunk, stems)
             content = table.read_bytes()
-            self._engine.keep_raw(chunk, content, table.suffix)
+            self.engine.keep_raw(chunk, content, table.suffix)
             detections = parse_detections(content.decode(), table.name)
             rare = table.with_suffix(RARITIES)
             rarities = parse_detections(rare.read_text(), rare.name) if rare.is_file() else []
         except FileNotFoundError as missing:
-            return self._no_result(chunk, started_at_ms, policy.NO_OUTPUT, f"exit code 0, but {missing}")
+            return self._failure(chunk, started_at_ms, policy.NO_OUTPUT, f"exit code 0, but {missing}")
         except (ValueError, OSError) as problem:
             error = f"{{output}} cannot be read: {problem}"
-            if isinstance(problem, UnknownTable) and not self._engine.understood:  # all chunks would fail
+            if isinstance(problem, UnknownTable) and not self.engine.understood:  # all chunks would fail
                 raise SessionBroken(policy.CONFIGURATION, error) from problem
-            return self._no_result(chunk, started_at_ms, policy.BAD_OUTPUT, error)
-        self._engine.understood = True
+            return self._failure(chunk, started_at_ms, policy.BAD_OUTPUT, error)
+        self.engine.understood = True
         return ChunkResult(
             chunk,
             started_at_ms,
@@ -381,21 +381,17 @@ class CommandSession:
             rarities=tuple(rarities),
         )
 
-    def _no_result(self, chunk: Chunk, started_at_ms: int, error_class: str, error: str) -> ChunkResult:
-        error = f"{chunk.audio_path}: {error}\n{self._last_output()}".strip()
-        return self._failure(chunk, started_at_ms, error_class, error)
-
     def _explain(self, chunks: Sequence[Chunk], code: int, started_at_ms: int) -> Iterator[ChunkResult]:
         """Charge a chunk that ran alone; in a batch the cause is unknown, and output files may be incomplete."""
         output = self._last_output()
-        error_class = stated_class(output) or classify(output, code, self._engine.traits.error_patterns)
+        error_class = stated_class(output) or classify(output, code, self.engine.traits.error_patterns)
         if error_class == policy.TERMINATED:
             raise SessionBroken(policy.TERMINATED, "another process ended the program (SIGTERM)")
         if error_class in (*policy.OF_DEVICE, policy.CONFIGURATION):
             raise SessionBroken(error_class, output)
-        error = f"the program ended {describe_exit(code)}\n{output}".strip()
+        error = f"the program ended {describe_exit(code)}"
         if len(chunks) == 1:
-            yield self._failure(chunks[0], started_at_ms, error_class, f"{chunks[0].audio_path}: {error}")
+            yield self._failure(chunks[0], started_at_ms, error_class, error)
             return
         why = f"lost with its batch of {len(chunks)} chunks ({error_class}): {error}"
         for chunk in chunks:
@@ -406,9 +402,22 @@ class CommandSession:
         """Return the last lines that the program has written, without its secrets."""
         return mask(last_lines(self._log), find_secrets(self._words))
 
-    def _failure(self, chunk: Chunk, started_at_ms: int, error_class: str, error: str) -> ChunkResult:
-        error_class = self._engine.start.blame_memory(error_class, self._oom_kills)
-        return ChunkResult(chunk, started_at_ms, self._clock.now_ms(), error_class=error_class, error=error)
+    def _failure(
+        self,
+        chunk: Chunk,
+        started_at_ms: int,
+        error_class: str,
+        why: str,
+    ) -> ChunkResult:
+        error_class = self.engine.start.blame_memory(error_class, self._oom_kills)
+        error = f"{chunk.audio_path}: {why}\n{self._last_output()}".strip()
+        return ChunkResult(
+            chunk,
+            started_at_ms,
+            self._clock.now_ms(),
+            error_class=error_class,
+            error=error,
+        )
 
 
 def split_batch(batch: Sequence[Chunk], most: int) -> list[list[Chunk]]:

@@ -26,11 +26,11 @@ class DemoEngine:
     """Finds loud sounds in audio, one process per worker (``demo_worker``)."""
 
     start: EngineStart
-    name: str = "demo"
-    version: str | None = __version__
-    wants: int = 2  # one in progress, one waiting
-    traits: EngineTraits = TRAITS
     hang_timeout: HangTimeout = field(default_factory=HangTimeout)
+    name = "demo"
+    version = __version__
+    wants = 2  # one in progress, one waiting
+    traits = TRAITS
 
     def check(self) -> None:
         """Refuse wrong arguments before any worker starts."""

@@ -74,7 +74,6 @@ HAWKEARS_PATTERNS: tuple[ErrorPattern, ...] = (
 TRAITS = EngineTraits(
     memory_per_worker=USUAL_MEMORY,
     cores_per_chunk=1,
-    forkable=True,
     error_patterns=HAWKEARS_PATTERNS,
     reads_places=True,
 )
@@ -97,7 +96,7 @@ def make_engine(request: EngineRequest) -> HawkEarsEngine:
         request.cwd / (settings.hawkears_root or ""),
         allow_cpu=request.allow_cpu,
         hang_timeout=HangTimeout(start_s=request.start_s),
-        forks=TRAITS.forkable and settings.workers_wanted != 1,
+        forks=settings.workers_wanted != 1,
     )
 
 
@@ -112,12 +111,12 @@ class HawkEarsEngine:
     allow_cpu: bool
     hang_timeout: HangTimeout = field(default_factory=HangTimeout)
     forks: bool = False  # workers are forked from one process that has imported HawkEars, where that is possible
-    traits: EngineTraits = TRAITS
-    name: str = field(default="hawkears", init=False)
-    release: str | None = field(default=None, init=False)  # found by ``check``
-    _parent: ForkParent | None = field(default=None, init=False)
-    _facts: Mapping[str, Any] = field(default_factory=dict, init=False)  # what it has answered
-    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    release: str | None = None  # found by ``check``
+    _parent: ForkParent | None = None
+    _facts: Mapping[str, Any] = field(default_factory=dict)  # what it has answered
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    name = "hawkears"
+    traits = TRAITS
 
     @property
     def _models(self) -> Path:
@@ -126,11 +125,11 @@ class HawkEarsEngine:
     @property
     def version(self) -> str | None:
         """The release, as found by ``check``, and its models; None: not known."""
-        parts = [self.release] if self.release else []
+        parts = [self.release]
         models = list(self._models.glob("*.ckpt"))
         if models:
             parts.append(f"{len(models)} models {fingerprint_of(models, content=False)}")
-        return ", ".join(parts) or None
+        return ", ".join(filter(None, parts)) or None
 
     @property
     def wants(self) -> int:
@@ -145,7 +144,7 @@ class HawkEarsEngine:
         """Check HawkEars' Python and its models; let HawkEars parse the options."""
         args = self._options(self.start.args)
         refuse_arguments(self.start, _RESERVED)
-        python = find_python(self.python, self.start)
+        python = self._python
         if not any(self._models.glob("*.ckpt")):
             raise NotHere(
                 f"HawkEars has no models in {self._models}",
@@ -173,7 +172,12 @@ class HawkEarsEngine:
         caches = user_cache(self.start.environ)
         if not self.forks or self.allow_cpu or caches is None or why_not_writable(caches):
             return  # a check leaves no caches behind; only ``open`` knows another folder for them
-        plan = WorkerPlan(slot=0, device=None, device_id=None, threads=1)
+        plan = WorkerPlan(
+            slot=0,
+            device=None,
+            device_id=None,
+            threads=1,
+        )
         self._find_parent(hawkears_environment(self.start.environ, plan, args, caches))
 
     def _refusal(self, error: str, python: str) -> BadInput | NotHere:
@@ -201,7 +205,7 @@ class HawkEarsEngine:
             try:
                 return StreamSession(
                     self.start,
-                    [find_python(self.python, self.start), str(WORKER), str(out), *self._options(args)],
+                    [self._python, str(WORKER), str(out), *self._options(args)],
                     env=env,
                     cwd=self.root,
                     log_file=scratch / "hawkears.log",
@@ -213,6 +217,10 @@ class HawkEarsEngine:
                 )
             except ParentGone as error:
                 self._stop_forking(str(error))
+
+    @property
+    def _python(self) -> str:
+        return find_python(self.python, self.start)
 
     def _options(self, args: Sequence[str]) -> list[str]:
         """Return the options for our worker program."""
@@ -247,7 +255,7 @@ class HawkEarsEngine:
 
     def _start_parent(self, env: Mapping[str, str]) -> str | None:
         """Start the process that forks workers; return why workers cannot be forked from it."""
-        python = find_python(self.python, self.start)
+        python = self._python
         options = self._options(self.start.args)
         limit_s = self.hang_timeout.start_s
         try:
@@ -302,13 +310,25 @@ def python_of(script: Path) -> str | None:
 
 
 def query_hawkears(
-    python: Sequence[str], options: Sequence[str], *, environ: Mapping[str, str], cwd: Path | None, limit_s: float
+    python: Sequence[str],
+    options: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    cwd: Path | None,
+    limit_s: float,
 ) -> Mapping[str, Any]:
     """Let HawkEars' own command line parse the options; return its versions or, without them, its error message."""
     argv = [*python, str(WORKER), "--probe", *options]
     for _ in range(_QUERY_TRIES):
         try:
-            done = subprocess.run(argv, env=dict(environ), cwd=cwd, capture_output=True, text=True, timeout=limit_s)
+            done = subprocess.run(
+                argv,
+                env=dict(environ),
+                cwd=cwd,
+                capture_output=True,
+                text=True,
+                timeout=limit_s,
+            )
         except subprocess.TimeoutExpired as error:
             raise slow_start(python[-1], limit_s) from error
         except OSError as error:
@@ -363,7 +383,10 @@ def with_absolute_paths(words: Sequence[str], cwd: Path) -> list[str]:
 
 
 def hawkears_environment(
-    environ: Mapping[str, str], plan: WorkerPlan, extra_args: Sequence[str], scratch: Path
+    environ: Mapping[str, str],
+    plan: WorkerPlan,
+    extra_args: Sequence[str],
+    scratch: Path,
 ) -> dict[str, str]:
     """Return a worker's environment, with cache folders and a thread limit for its share of the cores.
 

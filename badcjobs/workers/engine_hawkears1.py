@@ -24,7 +24,6 @@ from badcjobs.workers.engine_hawkears import (
 from badcjobs.workers.program_start import EngineRequest, EngineStart, HangTimeout
 
 _RESERVED = ("-i", "--input", "-o", "--output", "--rtype", "-d", "--debug", "--filelist", "--recurse")
-_BATCH = 256  # results come only at the end of a batch, so it must not be long
 TRAITS = EngineTraits(error_patterns=HAWKEARS_PATTERNS, reads_places=True, writes_tables=True)
 
 
@@ -42,11 +41,20 @@ class HawkEars1Engine(CommandEngine):
 
     name = "hawkears1"
     traits = TRAITS
+    wants = 256  # results come only at the end of a batch, so it must not be long
     receives_term = False
 
-    def __init__(self, start: EngineStart, python: str, root: Path, *, allow_cpu: bool, batch: int = _BATCH) -> None:
+    def __init__(
+        self,
+        start: EngineStart,
+        python: str,
+        root: Path,
+        *,
+        allow_cpu: bool,
+    ) -> None:
         # It may print only one line per recording, and compiles at its start: allow minutes of silence.
-        super().__init__(start, "{inputs} {outputs}", HangTimeout(least_s=600.0), batch)
+        super().__init__(start, "{inputs} {outputs}")
+        self.hang_timeout = HangTimeout(least_s=600.0)
         self._python = python
         self._root = root.absolute()
         self._allow_cpu = allow_cpu

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 from badcjobs.paths import RunFolder
 from badcjobs.processes import Launcher
@@ -18,7 +17,7 @@ def traits_of(name: str | None) -> EngineTraits:
     """Return what an engine declares about itself; one that is not in the list declares nothing."""
     if name not in ENGINES:
         return EngineTraits()
-    traits: EngineTraits = _module_of(name).TRAITS
+    traits: EngineTraits = import_module(f"badcjobs.workers.engine_{name}").TRAITS
     return traits
 
 
@@ -41,10 +40,12 @@ def choose_engine(
     if settings.keep_raw and settings.out:
         raw = RunFolder(cwd / settings.out).raw
     start = EngineStart(settings.engine_args, environ, launcher, clock, raw, places)
-    request = EngineRequest(settings=settings, start=start, cwd=cwd, allow_cpu=allow_cpu, start_s=start_s)
-    engine: Engine = _module_of(settings.engine).make_engine(request)
+    request = EngineRequest(
+        settings=settings,
+        start=start,
+        cwd=cwd,
+        allow_cpu=allow_cpu,
+        start_s=start_s,
+    )
+    engine: Engine = import_module(f"badcjobs.workers.engine_{settings.engine}").make_engine(request)
     return engine
-
-
-def _module_of(name: str) -> Any:
-    return import_module(f"badcjobs.workers.engine_{name}")

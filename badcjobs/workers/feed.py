@@ -13,11 +13,11 @@ import shutil
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
-from badcjobs.model import Chunk, ChunkKey, ChunkResult, ChunkStarted, WorkerPlan
+from badcjobs.model import Chunk, ChunkKey, ChunkResult, ChunkStarted, WorkerPlan, not_none
 from badcjobs.model.decisions import Code, Decision
 from badcjobs.seams import Clock, More, Session, SessionBroken, nothing_more
 from badcjobs.sources.cutter import AudioCutter, CannotCut, NoDecoder, NotThere
@@ -55,7 +55,7 @@ class AudioSteps:
     _started: bool = False
 
     def __post_init__(self) -> None:
-        self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
+        self.decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()  # not written yet
         ahead = min(_MOST_AHEAD, max(_LEAST_AHEAD, 2 * len(self.plans) * self.wants))
         self.stager = Stager(self.local / "staged", ahead=ahead, cutter=self.cutter)
         limits = {model: self.learned.about(model).limit for model in map(model_of, self.plans)}
@@ -67,19 +67,15 @@ class AudioSteps:
             limits[model] = limits.get(model, MemoryLimit()).lower(limit)
         self.limits = MemoryLimits(limits, self._learn)
 
-    def decisions(self) -> Iterator[Decision]:
-        """Yield the decisions since the last call."""
-        while not self._decisions.empty():
-            yield self._decisions.get()
-
     def start_staging(self, upcoming: Upcoming) -> None:
         """Decide about staging once the queue has chunks, log the decision, and start staging."""
         choice = choose_staging(self.stage, upcoming(_EXAMINED), self.local)
-        log.info("audio %s: %s", _STAGED.get(choice.decision.code, "is read in place"), choice.decision.reason)
-        if choice.staged:
+        staged = _STAGED.get(choice.decision.code)
+        log.info("audio %s: %s", staged or "is read in place", choice.decision.reason)
+        if staged is not None:
             self._started = True
             self.stager.start(upcoming, choice)
-        self._decisions.put(choice.decision)
+        self.decisions.put(choice.decision)
 
     def stop_staging(self) -> None:
         """Remove all copies and log how many were used; call it after the workers have ended."""
@@ -105,39 +101,51 @@ class AudioSteps:
 
     def _decide(self, code: Code, model: str, limit: MemoryLimit) -> None:
         leanest_s = limit.crowded_s if limit.alone_s is None else limit.alone_s
-        decision = Decision.of(code, model, limit_s=leanest_s, crowded_s=limit.crowded_s, alone_s=limit.alone_s)
+        decision = Decision.of(
+            code,
+            model,
+            limit_s=leanest_s,
+            crowded_s=limit.crowded_s,
+            alone_s=limit.alone_s,
+        )
         log.info("%s: %s", model, decision.reason)
-        self._decisions.put(decision)
+        self.decisions.put(decision)
 
 
-class _Handed(NamedTuple):
+@dataclass
+class _Handed:
     """A chunk that the engine has in hand: as it was listed, and as the engine got it."""
 
     original: Chunk
     staged: Chunk
+    is_started: bool = False
 
 
+@dataclass(eq=False)
 class SessionFeed:
     """Feeds batches to one session: stages their audio, cuts chunks that do not fit, and returns the original chunks.
 
     It records in the memory limits of the device model which chunks fitted and which did not.
     """
 
-    def __init__(self, session: Session, plan: WorkerPlan, steps: AudioSteps, *, clock: Clock, folder: Path) -> None:
-        self.pid = session.pid
-        self._session = session
-        self._stager = steps.stager
-        self._cutter = steps.stager.cutter
-        self._limits = steps.limits
-        self._model = model_of(plan)
-        self._way = Way(lean=plan.lean)
-        self._clock = clock
-        self._folder = folder  # for pieces
+    session: Session
+    plan: WorkerPlan
+    steps: AudioSteps
+    _: KW_ONLY
+    clock: Clock
+    folder: Path  # for pieces
+    _stopped: bool = False
+    _in_pieces: bool = False  # a chunk is being processed piece by piece
+
+    def __post_init__(self) -> None:
+        self.pid = self.session.pid
+        self._stager = self.steps.stager
+        self._cutter = self._stager.cutter
+        self._limits = self.steps.limits
+        self._model = model_of(self.plan)
+        self._way = Way(lean=self.plan.lean)
         self._lock = threading.Lock()
-        self._stopped = False
-        self._in_pieces = False  # a chunk is being processed piece by piece
         self._in_hand: dict[ChunkKey, _Handed] = {}
-        self._started: dict[ChunkKey, Chunk] = {}
         self._unavailable: deque[ChunkResult] = deque()  # chunks whose audio could not be copied or cut
 
     # --- called from another thread -------------------------------------------------------------------------------
@@ -147,12 +155,12 @@ class SessionFeed:
         with self._lock:
             self._stopped = True
             if not self._in_pieces:
-                self._session.interrupt()
+                self.session.interrupt()
 
     def kill(self) -> None:
         """Kill the engine immediately."""
         self._stopped = True
-        self._session.kill()
+        self.session.kill()
 
     # --- the life of a batch --------------------------------------------------------------------------------------
 
@@ -172,7 +180,7 @@ class SessionFeed:
 
     def close(self) -> int | None:
         """Close the session."""
-        return self._session.close()
+        return self.session.close()
 
     def _process_lean(self, chunk: Chunk) -> Iterator[ChunkEvent]:
         audio_s = chunk.audio_s
@@ -192,22 +200,23 @@ class SessionFeed:
         try:
             staged = self._stage(batch)
             if staged:
-                for event in self._session.process(staged, staged_more):
+                for event in self.session.process(staged, staged_more):
                     yield self._give_back(event)
                     yield from self._take_unavailable()
             yield from self._take_unavailable()
         except SessionBroken as broken:
             broke = True
             yield from self._take_unavailable()
-            suspects = list(self._started.values()) or [handed.original for handed in self._in_hand.values()]
-            self._note_break(broken, suspects, self._way)
+            in_hand = list(self._in_hand.values())
+            suspects = [handed for handed in in_hand if handed.is_started] or in_hand
+            if len(suspects) == 1:
+                self._note_break(broken, suspects[0].original, suspects[0].original.audio_s, self._way)
             error = self._with_original_paths(str(broken))
             raise SessionBroken(broken.error_class, error, at_start=broken.at_start) from broken
         finally:
             for handed in self._in_hand.values():
                 self._stager.release(handed.original, failed=broke)
             self._in_hand.clear()
-            self._started.clear()
 
     def _stage(self, chunks: Sequence[Chunk]) -> list[Chunk]:
         """Return the chunks for the engine: copies on the node, cuts out of longer files, or the originals."""
@@ -215,7 +224,7 @@ class SessionFeed:
         for chunk in chunks:
             if self._stopped and chunk.is_cut:
                 continue  # without a result it stays pending
-            started_at_ms = self._clock.now_ms()
+            started_at_ms = self.clock.now_ms()
             try:
                 copy = self._stager.take(chunk)
             except (OSError, CannotCut) as problem:
@@ -235,29 +244,33 @@ class SessionFeed:
 
     def _give_back(self, event: ChunkEvent) -> ChunkEvent:
         """Return the event with the original chunk; a failure is not charged if its copy was damaged."""
-        original = self._in_hand[event.chunk.key].original
+        handed = self._in_hand[event.chunk.key]
+        original = handed.original
         if isinstance(event, ChunkStarted):
-            self._started[original.key] = original
+            handed.is_started = True
             return replace(event, chunk=original)
 
         error = None if event.error is None else self._with_original_paths(event.error)
         del self._in_hand[original.key]
         is_sound = self._stager.release(original, failed=not event.ok)
         charged = event.charged and (event.ok or is_sound)
-        result = replace(event, chunk=original, error=error, charged=charged)
+        result = replace(
+            event,
+            chunk=original,
+            error=error,
+            charged=charged,
+        )
         if charged:
             result = name_fault(result)
         # A truncated recording has less audio than the chunk's times imply.
-        lengths_s = [audio_s for audio_s in (result.audio_s, original.audio_s) if audio_s is not None]
-        result = self._note(result, min(lengths_s, default=None), self._way)
-        self._started.pop(original.key, None)
-        return result
+        lengths_s = not_none((result.audio_s, original.audio_s))
+        return self._note(result, min(lengths_s, default=None), self._way)
 
     def _with_original_paths(self, text: str) -> str:
         """Replace the paths of copies in a message by the original paths."""
-        for original, staged in self._in_hand.values():
-            if staged.audio_path != original.audio_path:
-                text = text.replace(staged.audio_path, describe_audio(original))
+        for handed in self._in_hand.values():
+            if handed.staged.audio_path != handed.original.audio_path:
+                text = text.replace(handed.staged.audio_path, describe_audio(handed.original))
         return text
 
     # --- device memory --------------------------------------------------------------------------------------------
@@ -274,11 +287,15 @@ class SessionFeed:
         return result
 
     def _note_break(
-        self, broken: SessionBroken, suspects: Sequence[Chunk], way: Way, audio_s: float | None = None
+        self,
+        broken: SessionBroken,
+        chunk: Chunk,
+        audio_s: float | None,
+        way: Way,
     ) -> None:
-        """Record that a chunk broke the session by its memory; with several it is unknown which one it was."""
-        if broken.error_class == policy.OUT_OF_MEMORY and not broken.at_start and len(suspects) == 1:
-            self._note_out_of_memory(suspects[0], audio_s or suspects[0].audio_s, way)
+        """Record that a chunk, the only one in progress, broke the session by its memory."""
+        if broken.error_class == policy.OUT_OF_MEMORY and not broken.at_start:
+            self._note_out_of_memory(chunk, audio_s, way)
 
     def _note_out_of_memory(self, chunk: Chunk, audio_s: float | None, way: Way) -> None:
         if not audio_s and not chunk.is_cut:
@@ -288,7 +305,7 @@ class SessionFeed:
     # --- chunks in pieces -----------------------------------------------------------------------------------------
 
     def _process_in_pieces(self, chunk: Chunk, audio_s: float, way: Way) -> Iterator[ChunkEvent]:
-        run = PieceRun(self._session, chunk, audio_s, way.pieces, self._cutter, self._folder)
+        run = PieceRun(self.session, chunk, audio_s, way.pieces, self._cutter, self.folder)
         try:
             for event in run.process():
                 if isinstance(event, ChunkStarted):
@@ -298,16 +315,16 @@ class SessionFeed:
                 else:
                     yield self._note(event, audio_s, way)
         except SessionBroken as broken:
-            self._note_break(broken, [chunk], way, audio_s)
+            self._note_break(broken, chunk, audio_s, way)
             at_start = broken.at_start and run.started_at_ms is None  # not if a piece was processed before
             raise SessionBroken(broken.error_class, str(broken), at_start=at_start) from broken
         finally:
-            shutil.rmtree(self._folder, ignore_errors=True)  # remove all pieces
+            shutil.rmtree(self.folder, ignore_errors=True)  # remove all pieces
             self._stager.release(chunk)  # the copy of the complete chunk is not needed
             with self._lock:
                 self._in_pieces = False
                 if self._stopped:
-                    self._session.interrupt()
+                    self.session.interrupt()
         if run.problem is not None:
             yield self._fail_uncut(run, run.problem)
 
@@ -318,17 +335,30 @@ class SessionFeed:
             self._limits.note_out_of_memory(self._model, run.chunk.key, None, LEAN)
             error_class = policy.OUT_OF_MEMORY
         error = f"it does not fit into device memory, and cannot be cut into pieces: {problem}"
-        started_at_ms = self._clock.now_ms() if run.started_at_ms is None else run.started_at_ms
-        return self._failure(run.chunk, started_at_ms, error_class, error)
+        return self._failure(run.chunk, run.started_at_ms or self.clock.now_ms(), error_class, error)
 
-    def _failure(self, chunk: Chunk, started_at_ms: int, error_class: str, error: str) -> ChunkResult:
-        ended_at_ms = self._clock.now_ms()
-        return name_fault(ChunkResult(chunk, started_at_ms, ended_at_ms, error_class=error_class, error=error))
+    def _failure(
+        self,
+        chunk: Chunk,
+        started_at_ms: int,
+        error_class: str,
+        error: str,
+    ) -> ChunkResult:
+        ended_at_ms = self.clock.now_ms()
+        return name_fault(
+            ChunkResult(
+                chunk,
+                started_at_ms,
+                ended_at_ms,
+                error_class=error_class,
+                error=error,
+            )
+        )
 
     def _class_of(self, problem: CannotCut | OSError) -> str | None:
         """Return why audio cannot be cut out; None: neither a decoder nor a file is missing, and the node is sound."""
         if isinstance(problem, OSError):
-            return fault_of_node(problem, self._stager.folder) or fault_of_node(problem, self._folder)
+            return fault_of_node(problem, self._stager.folder) or fault_of_node(problem, self.folder)
         if isinstance(problem, NoDecoder):
             return policy.NO_PROGRAM
         if isinstance(problem, NotThere):

@@ -45,7 +45,13 @@ def main(args: Sequence[str]) -> None:
 
     missing = []
     for options, recordings in calls.items():
-        missing += analyze([*program, *options], recordings, outputs=Path(outputs), root=Path(root), device=device)
+        missing += analyze(
+            [*program, *options],
+            recordings,
+            outputs=Path(outputs),
+            root=Path(root),
+            device=device,
+        )
     if missing:
         raise RuntimeError(f"HawkEars wrote no labels for {len(missing)} of {len(paths)} recordings: {missing[0]}")
 
@@ -58,7 +64,14 @@ def region_options(place: Place) -> tuple[str, ...]:
     return ("--region", place["region_code"], *date)
 
 
-def analyze(program: Sequence[str], recordings: Recordings, *, outputs: Path, root: Path, device: str) -> list[str]:
+def analyze(
+    program: Sequence[str],
+    recordings: Recordings,
+    *,
+    outputs: Path,
+    root: Path,
+    device: str,
+) -> list[str]:
     """Call analyze.py once; write the tables of the recordings, and return the paths of those without labels."""
     work = outputs.with_name("hawkears1")
     inputs = work / "in"
@@ -122,7 +135,12 @@ def run_analyze(argv: Sequence[str], root: Path, device: str) -> list[str]:
     """Run analyze.py in its folder; return its output lines. Raise RuntimeError if it uses the CPU, not the GPU."""
     lines = []
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "errors": "replace"}
-    with subprocess.Popen(argv, cwd=root, preexec_fn=die_with_parent, **pipes) as run:
+    with subprocess.Popen(
+        argv,
+        cwd=root,
+        preexec_fn=die_with_parent,
+        **pipes,
+    ) as run:
         for line in run.stdout or ():
             lines.append(line.rstrip("\n"))
             print(lines[-1], file=sys.stderr, flush=True)

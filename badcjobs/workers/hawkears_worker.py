@@ -234,7 +234,12 @@ class Feed:
             return
         took_s = round(time.monotonic() - self.here.began_s, 4)
         facts = {"took_s": took_s, **self.here.measured, "detections": rows(result.detections, self.names)}
-        self.pipe.send("done", id=self.here.order["id"], **facts, **self.here.rarities)
+        self.pipe.send(
+            "done",
+            id=self.here.order["id"],
+            **facts,
+            **self.here.rarities,
+        )
         self.here.order = None
 
     def fail(self, error: str) -> bool:
@@ -454,7 +459,12 @@ def fork_workers(channel: socket.socket, options: Sequence[str]) -> list[str] | 
 
     try:
         import_early(options)
-        send_facts(channel, event="probe", versions=versions(), unfit=why_unfit())
+        send_facts(
+            channel,
+            event="probe",
+            versions=versions(),
+            unfit=why_unfit(),
+        )
     except BaseException as error:
         send_facts(channel, event="broken", error=describe(error))
         raise
@@ -532,7 +542,13 @@ def work(pipe: OrderPipe, out: str, options: Sequence[str]) -> None:
     module.Analyzer = fed_analyzer(module, feed)
     if call.get("occurrence_metadata") is not None:
         module.OccurrenceManager = placing_manager(module, feed)
-    call.update(input_path=out, output_path=out, rtype=None, quiet=True, raise_errors=True)
+    call.update(
+        input_path=out,
+        output_path=out,
+        rtype=None,
+        quiet=True,
+        raise_errors=True,
+    )
     call.update(recording_paths=_PLACEHOLDERS, recording_callback=feed.done, cancellation_callback=None)
     analyze(**call)
     if not pipe.stopping.is_set():

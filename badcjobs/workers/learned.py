@@ -72,8 +72,8 @@ class Learned:
     def about(self, model: str) -> Lesson:
         """Return the facts about a device model (and perhaps more), each from the first file that has it."""
         facts: dict[str, Any] = {}
-        for file in self.files:
-            facts = {**_read_lessons(file).get(self.subject, {}).get(model, {}), **facts}
+        for file in reversed(self.files):
+            facts |= _read_lessons(file).get(self.subject, {}).get(model, {})
         return _lesson_of(facts)
 
     def every(self) -> dict[str, Lesson]:
@@ -140,7 +140,10 @@ def _lesson_of(facts: Mapping[str, Any]) -> Lesson:
 
 
 def find_limits(
-    files: Iterable[Path], plans: Sequence[WorkerPlan], engine: Engine, settings: RunSettings
+    files: Iterable[Path],
+    plans: Sequence[WorkerPlan],
+    engine: Engine,
+    settings: RunSettings,
 ) -> dict[str, MemoryLimit]:
     """Return the memory limit of each device model of these workers, from the results of probes.
 
@@ -155,10 +158,11 @@ def find_limits(
     mine = (engine.name, engine.version or "unknown", subject_of(settings))
     limits = {}
     for plan in plans:
-        beside = sum(other.device_id == plan.device_id for other in plans)
+        beside = sum(neighbour.device_id == plan.device_id for neighbour in plans)
         at_once = engine.chunks_at_once(plan) * beside
-        alike = [probed for probed in probes if _is_about(probed.key, plan, mine)]
-        fitting = [probed for probed in alike if probed.key.chunks_at_once <= at_once]
+        fitting = [
+            probed for probed in probes if _is_about(probed.key, plan, mine) and probed.key.chunks_at_once <= at_once
+        ]
         # With more chunks at the same time less fits: use the probe with the most chunks, but not more than ours.
         closest = max(fitting, key=lambda probed: probed.key.chunks_at_once, default=None)
         if closest is not None and closest.result is not None:
@@ -168,9 +172,12 @@ def find_limits(
 
 def _is_about(key: ProbeKey, plan: WorkerPlan, engine: tuple[str, str, str]) -> bool:
     """Return whether a probe was made with this engine on a device like that of a worker."""
-    if plan.device is None or (key.engine, key.engine_version, key.settings) != engine:
+    if plan.device is None or (key.engine, key.engine_version, key.settings, key.gpu) != (*engine, model_of(plan)):
         return False
-    return key.gpu == model_of(plan) and is_same_memory(key.memory_bytes, plan.device.memory_total_bytes)
+    device_bytes = plan.device.memory_total_bytes
+    if key.memory_bytes is None or device_bytes is None:
+        return key.memory_bytes == device_bytes
+    return abs(key.memory_bytes - device_bytes) <= _SAME_MEMORY * device_bytes
 
 
 def _limit_of(result: ProbeResult) -> MemoryLimit:
@@ -178,13 +185,6 @@ def _limit_of(result: ProbeResult) -> MemoryLimit:
         _first_too_long(result.safe_s, result.too_long_s),
         _first_too_long(result.lean_safe_s, result.lean_too_long_s),
     )
-
-
-def is_same_memory(probed_bytes: int | None, device_bytes: int | None) -> bool:
-    """Return whether two devices of the same model have the same memory."""
-    if probed_bytes is None or device_bytes is None:
-        return probed_bytes == device_bytes
-    return abs(probed_bytes - device_bytes) <= _SAME_MEMORY * device_bytes
 
 
 def _first_too_long(safe_s: float | None, too_long_s: float | None) -> float | None:
@@ -267,7 +267,7 @@ class ProbeStore:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         with self._locked():
             try:
-                self._write(read_probes(self.file))
+                self._write(self._entries())
             except ValueError as error:
                 raise BadInput(
                     f"{self.file} is damaged, or not from badcjobs probe",
@@ -277,21 +277,23 @@ class ProbeStore:
 
     def find(self, key: ProbeKey) -> Probed:
         """Return the entry with this key, or an empty one."""
-        entries = {probed.key: probed for probed in read_probes(self.file)}
-        return entries.get(key, Probed(key))
+        return self._entries().get(key, Probed(key))
 
     def put(self, new: Probed) -> None:
         """Replace the entry with the same key; an entry without trials is removed."""
         with self._locked():
-            entries = {probed.key: probed for probed in read_probes(self.file)}
+            entries = self._entries()
             entries.pop(new.key, None)
             if new.trials:
                 entries[new.key] = new
-            self._write(list(entries.values()))
+            self._write(entries)
 
-    def _write(self, probes: Sequence[Probed]) -> None:
-        if probes or self.file.exists():
-            replace_text(self.file, to_toml(probes))
+    def _entries(self) -> dict[ProbeKey, Probed]:
+        return {probed.key: probed for probed in read_probes(self.file)}
+
+    def _write(self, entries: Mapping[ProbeKey, Probed]) -> None:
+        if entries or self.file.exists():
+            replace_text(self.file, to_toml(entries.values()))
 
     def _locked(self) -> AbstractContextManager[None]:
         """Lock the file for one probe at a time.

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from badcjobs.model import ChunkKey, WorkerPlan
+from badcjobs.model import ChunkKey, WorkerPlan, not_none
 from badcjobs.workers.chunk_audio import longest_piece_s, pieces_shorter_than
 from badcjobs.workers.policy import Circumstance
 
@@ -67,11 +67,11 @@ def model_of(plan: WorkerPlan) -> str:
 class MemoryLimits:
     """Decides the way of each chunk on each GPU model; shared by all threads of a task."""
 
-    known: Mapping[str, MemoryLimit] | None = None  # from earlier tasks, by device model
+    known: Mapping[str, MemoryLimit] = field(default_factory=dict)  # from earlier tasks, by device model
     learned: Callable[[str, MemoryLimit], None] = lambda model, limit: None  # gets each lower limit; must not raise
 
     def __post_init__(self) -> None:
-        self._limits = dict(self.known or {})
+        self._limits = dict(self.known)
         self._fitted: dict[tuple[str, bool], float] = {}  # (model, lean) → the longest audio that fitted in one piece
         self._failures: dict[ChunkKey, _OutOfMemory] = {}
         self._lock = threading.Lock()
@@ -93,7 +93,13 @@ class MemoryLimits:
             return set()
         return {Circumstance.SMALLEST_WAY if failure.is_smallest else Circumstance.SMALLER_WAY}
 
-    def note_out_of_memory(self, model: str, key: ChunkKey, audio_s: float | None, way: Way) -> None:
+    def note_out_of_memory(
+        self,
+        model: str,
+        key: ChunkKey,
+        audio_s: float | None,
+        way: Way,
+    ) -> None:
         """Record that a chunk did not fit; ``audio_s`` None: its length is not known, or it cannot be cut."""
         with self._lock:
             failure = self._failures.setdefault(key, _OutOfMemory(model))
@@ -115,7 +121,13 @@ class MemoryLimits:
                 failure.way = Way(lean=True, pieces=pieces)
                 failure.is_smallest = False
 
-    def note_success(self, model: str, key: ChunkKey, audio_s: float | None, way: Way) -> None:
+    def note_success(
+        self,
+        model: str,
+        key: ChunkKey,
+        audio_s: float | None,
+        way: Way,
+    ) -> None:
         """Record that a chunk was done; after a try with less memory, keep the limits that its failures give."""
         with self._lock:
             if way.pieces == 1 and audio_s is not None:
@@ -145,9 +157,9 @@ class MemoryLimits:
         fitted_s = self._fitted.get((failure.model, False), 0.0)
         fitted_lean_s = max(fitted_s, self._fitted.get((failure.model, True), 0.0))
         crowded_s = alone_s = None
-        if way.lean and failure.crowded_s is not None and failure.crowded_s > fitted_s:
+        if way.lean and (failure.crowded_s or 0.0) > fitted_s:
             crowded_s = failure.crowded_s
-        if way.pieces > 1 and failure.alone_s is not None and failure.alone_s > fitted_lean_s:
+        if way.pieces > 1 and (failure.alone_s or 0.0) > fitted_lean_s:
             alone_s = failure.alone_s
         return limit.lower(MemoryLimit(crowded_s, alone_s))
 
@@ -163,6 +175,4 @@ def _way_by_length(limit: MemoryLimit, audio_s: float | None) -> Way:
 
 
 def _shorter(first_s: float | None, second_s: float | None) -> float | None:
-    if first_s is None or second_s is None:
-        return second_s if first_s is None else first_s
-    return min(first_s, second_s)
+    return min(not_none((first_s, second_s)), default=None)

@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,19 +96,19 @@ class MpsDaemon:
             for folder in (self.pipe, self._logs):
                 folder.mkdir(parents=True)
             with start_log.open("wb") as output:  # a pipe would stay open in the daemon
-                self._run(_CONTROL, "-d", stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+                self._run(
+                    _CONTROL,
+                    "-d",
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                )
             wait_until((self.pipe / _PID_FILE).exists)
             self.control = psutil.Process(int((self.pipe / _PID_FILE).read_text()))
-        except subprocess.TimeoutExpired:
-            why = f"no answer for {_ANSWER_S:.0f} s"
-        except (FileNotFoundError, ValueError):
-            why = "it writes no process id"
-        except (OSError, subprocess.SubprocessError, psutil.Error) as error:
-            why = str(error)
-        else:
-            self._tell(f"start_server -uid {os.geteuid()}")
-            return None
-        return f"{_CONTROL} does not start: {last_lines(start_log, 200) or why}"
+        except (OSError, ValueError, subprocess.SubprocessError, psutil.Error) as error:
+            return f"{_CONTROL} does not start: {last_lines(start_log, 200) or error}"
+        self._tell(f"start_server -uid {os.geteuid()}")
+        return None
 
     def _run(self, *command: str, **streams: Any) -> subprocess.CompletedProcess[str]:
         """Run a command which Slurm's signals must not end."""
@@ -126,7 +126,12 @@ class MpsDaemon:
     def _tell(self, command: str) -> None:
         """Send the daemon a command."""
         with suppress(OSError, subprocess.SubprocessError):
-            self._run(_CONTROL, input=f"{command}\n", stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            self._run(
+                _CONTROL,
+                input=f"{command}\n",
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
 
     def has_client(self, pid: int | None) -> bool:
         """Return whether a worker is or was a client, by the server's log; without a process id, whether any was."""
@@ -181,7 +186,7 @@ class MpsDaemons:
         self._folder: LocalFolder | None = None
         self._site_pipe: str | None = None
         self._of_site: dict[int | None, Device] = {}  # those that share it, until one of their workers was looked for
-        self._decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()
+        self.decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()  # not written yet
         self._is_required = False  # --mps on
         self._failure: str | None = None  # why --mps on cannot be done
 
@@ -203,11 +208,11 @@ class MpsDaemons:
         daemon = self._daemons.get(device_id)
         if daemon is None or not is_alive(daemon.control):
             return
+        code = Code.MPS_NOT_CONNECTED
         if daemon.has_client(pid):
+            code = Code.MPS_CONNECTED
             daemon.was_used = True
-            self._note(daemon, Code.MPS_CONNECTED, pid=pid)
-        else:
-            self._note(daemon, Code.MPS_NOT_CONNECTED, pid=pid)
+        self._note(daemon, code, pid=pid)
 
     def do_without(self, device_id: int | None, why: str) -> None:
         """Record that a worker gives up MPS because it cannot work with it."""
@@ -224,11 +229,6 @@ class MpsDaemons:
         self._record(decision)
         if self._is_required and not daemon.was_used:
             self._failure = f"--mps on, but {decision.reason}; --mps auto allows that"
-
-    def decisions(self) -> Iterator[Decision]:
-        """Yield the decisions since the last call."""
-        while not self._decisions.empty():
-            yield self._decisions.get()
 
     def start(
         self,
@@ -247,6 +247,8 @@ class MpsDaemons:
         """
         end_left_behind(hostname)
         self._owner = Owner.of(Path(), mark, shared=False, hostname=hostname)
+        self._environ = {**environ, TASK_MARK: mark}
+        self._local = local
         self._site_pipe = None if wanted == "off" else find_site_pipe(environ)
         self._is_required = wanted == "on"
         if self._is_required and not devices:
@@ -256,7 +258,7 @@ class MpsDaemons:
             if wanted == "off":
                 decision = Decision.of(Code.MPS_NOT_USED, device.name, why="--mps off")
             else:
-                decision = self._start_one(device_id, device, most, environ, local)
+                decision = self._start_one(device_id, device, most)
             if self._is_required and decision.code not in (Code.MPS_SHARED, Code.MPS_OF_SITE):
                 name = device.name or device.token
                 fix = "badcjobs run … --mps auto"
@@ -265,32 +267,28 @@ class MpsDaemons:
                 decisions.append(decision)
                 self._record(decision)
 
-    def _start_one(
-        self, device_id: int, device: Device, most: int, environ: Mapping[str, str], local: LocalFolder
-    ) -> Decision:
+    def _start_one(self, device_id: int, device: Device, most: int) -> Decision:
         """Start the daemon of a device, if it needs one and can have one."""
         if self._site_pipe is not None and device.backend == "nvml":
             self._of_site[device_id] = device
             return Decision.of(Code.MPS_OF_SITE, device.name, pipe=self._site_pipe)
         if most < 2 and not device.exclusive:
             return Decision.of(Code.MPS_NOT_NEEDED, device.name)
-        why = find_obstacle(device, most, environ) or self._start_daemon(device_id, device, environ, local)
+        why = find_obstacle(device, most, self._environ) or self._start_daemon(device_id, device)
         if why is not None:
             return Decision.of(Code.MPS_NOT_USED, device.name, why=why)
         return Decision.of(Code.MPS_SHARED, device.name, most_workers=most)
 
-    def _start_daemon(
-        self, device_id: int, device: Device, environ: Mapping[str, str], local: LocalFolder
-    ) -> str | None:
+    def _start_daemon(self, device_id: int, device: Device) -> str | None:
         """Start a daemon in a folder of this task; return None, or why it failed."""
         try:
             if self._folder is None:
                 self._folder = LocalFolder.create(_PLACE, _NAME)
                 hold(self._folder, self._owner)
-                local.mps.symlink_to(self._folder.path)  # to remove that folder is to remove this one
+                self._local.mps.symlink_to(self._folder.path)  # to remove that folder is to remove this one
         except (BadInput, OSError) as error:
             return f"{_PLACE} cannot be used: {getattr(error, 'why', None) or error}"
-        daemon = MpsDaemon(device, self._folder.path / str(device_id), {**environ, TASK_MARK: self._owner.mark})
+        daemon = MpsDaemon(device, self._folder.path / str(device_id), self._environ)
         why = daemon.start()
         if why is None:
             self._daemons[device_id] = daemon
@@ -322,7 +320,7 @@ class MpsDaemons:
     def _record(self, decision: Decision) -> None:
         level = logging.DEBUG if decision.code is Code.MPS_NOT_NEEDED else logging.INFO
         log.log(level, "MPS: %s: %s", decision.subject, decision.reason)
-        self._decisions.put(decision)
+        self.decisions.put(decision)
 
 
 # --- what killed tasks leave ------------------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ error class, the value of ``attempt.error_class``, and circumstances. How errors
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -50,7 +51,7 @@ ALL = (
     *(NO_PROGRAM, *OF_DEVICE, CONFIGURATION, *OF_NODE),
 )
 
-# --- failures and responses -------------------------------------------------------------------------------------------
+# --- circumstances and steps ------------------------------------------------------------------------------------------
 
 
 class Circumstance(Enum):
@@ -80,14 +81,14 @@ class ChunkStep(NamedTuple):
     recorded: bool = True  # as a try, with its end
     rests: bool = False  # before the next try
     alone: bool = False  # the next try has no other chunk in the engine
-    apart: bool = False  # alone, and the engine does not share its device through MPS
+    apart: bool = False  # alone, and the engine does not share its device through MPS either
 
 
 LEAVE = ChunkStep("stays pending, no try is recorded", recorded=False)
 BACK = ChunkStep("back to the queue")
-HALVES = ChunkStep("tried in halves without the others, under MPS one by one", alone=True, apart=True)
+HALVES = ChunkStep("tried in halves without the others, under MPS one by one", apart=True)
 RETRY = ChunkStep("retried", rests=True)
-RETRY_ALONE = ChunkStep("retried alone", rests=True, alone=True, apart=True)
+RETRY_ALONE = ChunkStep("retried alone", rests=True, apart=True)
 # With one thread, then in pieces: memory_limits. Not counted as a retry.
 LESS_MEMORY = ChunkStep("tried with less memory, not a retry", alone=True)
 SAME_MEMORY = ChunkStep("tried again with as little memory", rests=True, alone=True)
@@ -114,28 +115,15 @@ class TaskStep(Enum):
     GIVE_UP = "stops, exit code 3"
 
 
-class Response(NamedTuple):
-    """What happens after a failure; ``charged``: whether the try counts against the chunk."""
-
-    charged: bool
-    chunk: ChunkStep
-    worker: WorkerStep = WorkerStep.GO_ON
-    task: TaskStep = TaskStep.GO_ON
-
-
-class Failure(NamedTuple):
-    """A failure of a chunk, or of the engine of a worker."""
-
-    error_class: str
-    circumstances: Set[Circumstance] = frozenset()
-
-
 class Rule(NamedTuple):
     """A row of the table: it answers a failure of one of its classes in all of its circumstances."""
 
     errors: tuple[str, ...]
     circumstances: Set[Circumstance]
-    response: Response
+    charged: bool  # whether the try counts against the chunk
+    chunk: ChunkStep
+    worker: WorkerStep = WorkerStep.GO_ON
+    task: TaskStep = TaskStep.GO_ON
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -150,55 +138,50 @@ EXCUSES = {TERMINATED: 3, WORKER_DIED: 2, HOST_MEMORY: 3, OUT_OF_MEMORY: 3}
 
 # The first rule that fits counts.
 POLICY = (
-    Rule(ALL, {_WHEN.STOPPED}, Response(_FREE, LEAVE)),
+    Rule(ALL, {_WHEN.STOPPED}, _FREE, LEAVE),
     # The node and the settings.
-    Rule(OF_NODE, {_WHEN.PAUSES_SPENT}, Response(_FREE, BACK, task=TaskStep.STOP)),
-    Rule(OF_NODE, _ALWAYS, Response(_FREE, BACK, task=TaskStep.PAUSE)),
-    Rule((CONFIGURATION,), _ALWAYS, Response(_FREE, LEAVE, WorkerStep.STOP, TaskStep.GIVE_UP)),
+    Rule(OF_NODE, {_WHEN.PAUSES_SPENT}, _FREE, BACK, task=TaskStep.STOP),
+    Rule(OF_NODE, _ALWAYS, _FREE, BACK, task=TaskStep.PAUSE),
+    Rule((CONFIGURATION,), _ALWAYS, _FREE, LEAVE, WorkerStep.STOP, TaskStep.GIVE_UP),
     # The start of an engine, and its device.
-    Rule(ALL, {_WHEN.STARTS_SPENT}, Response(_FREE, LEAVE, WorkerStep.STOP)),
-    Rule((OUT_OF_MEMORY,), {_WHEN.STARTING}, Response(_FREE, LEAVE, WorkerStep.LEAN_PROCESS)),
-    Rule((GPU_ERROR,), {_WHEN.SHARED}, Response(_FREE, HALVES, WorkerStep.NEW_PROCESSES)),
-    Rule(ALL, {_WHEN.MPS_SUSPECT}, Response(_FREE, LEAVE, WorkerStep.NEW_PROCESS)),
-    Rule(OF_DEVICE, _ALWAYS, Response(_FREE, BACK, WorkerStep.STOP)),
-    Rule(ALL, {_WHEN.STARTING}, Response(_FREE, LEAVE, WorkerStep.NEW_PROCESS)),
+    Rule(ALL, {_WHEN.STARTS_SPENT}, _FREE, LEAVE, WorkerStep.STOP),
+    Rule((OUT_OF_MEMORY,), {_WHEN.STARTING}, _FREE, LEAVE, WorkerStep.LEAN_PROCESS),
+    Rule((GPU_ERROR,), {_WHEN.SHARED}, _FREE, HALVES, WorkerStep.NEW_PROCESSES),
+    Rule(ALL, {_WHEN.MPS_SUSPECT}, _FREE, LEAVE, WorkerStep.NEW_PROCESS),
+    Rule(OF_DEVICE, _ALWAYS, _FREE, BACK, WorkerStep.STOP),
+    Rule(ALL, {_WHEN.STARTING}, _FREE, LEAVE, WorkerStep.NEW_PROCESS),
     # Another chunk, another worker or another program may be the cause.
-    Rule((TERMINATED,), {_WHEN.FIRST_TIMES}, Response(_FREE, LEAVE, WorkerStep.NEW_PROCESS)),
-    Rule(DEATHS, {_WHEN.SHARED}, Response(_FREE, HALVES, WorkerStep.NEW_PROCESS)),
-    Rule(ALL, {_WHEN.UNCERTAIN}, Response(_FREE, HALVES)),
-    Rule(MAY_BE_NODE, {_WHEN.NODE_AT_FAULT}, Response(_FREE, BACK)),
-    Rule((WORKER_DIED, HOST_MEMORY), {_WHEN.FIRST_TIMES}, Response(_FREE, RETRY_ALONE, WorkerStep.NEW_PROCESS)),
+    Rule((TERMINATED,), {_WHEN.FIRST_TIMES}, _FREE, LEAVE, WorkerStep.NEW_PROCESS),
+    Rule(DEATHS, {_WHEN.SHARED}, _FREE, HALVES, WorkerStep.NEW_PROCESS),
+    Rule(ALL, {_WHEN.UNCERTAIN}, _FREE, HALVES),
+    Rule(MAY_BE_NODE, {_WHEN.NODE_AT_FAULT}, _FREE, BACK),
+    Rule((WORKER_DIED, HOST_MEMORY), {_WHEN.FIRST_TIMES}, _FREE, RETRY_ALONE, WorkerStep.NEW_PROCESS),
     # The memory of the device: ``memory_limits`` knows which way needs less.
-    Rule((OUT_OF_MEMORY,), {_WHEN.SMALLER_WAY}, Response(_CHARGED, LESS_MEMORY)),
-    Rule((OUT_OF_MEMORY,), {_WHEN.CROWDED, _WHEN.FIRST_TIMES}, Response(_FREE, SAME_MEMORY)),
-    Rule((OUT_OF_MEMORY,), {_WHEN.SMALLEST_WAY}, Response(_CHARGED, FAIL)),
+    Rule((OUT_OF_MEMORY,), {_WHEN.SMALLER_WAY}, _CHARGED, LESS_MEMORY),
+    Rule((OUT_OF_MEMORY,), {_WHEN.CROWDED, _WHEN.FIRST_TIMES}, _FREE, SAME_MEMORY),
+    Rule((OUT_OF_MEMORY,), {_WHEN.SMALLEST_WAY}, _CHARGED, FAIL),
     # The chunk itself.
-    Rule(FILE_FAULTS, _ALWAYS, Response(_CHARGED, FAIL)),
-    Rule(DEATHS, {_WHEN.SECOND_DEATH}, Response(_CHARGED, POISON, WorkerStep.NEW_PROCESS)),
-    Rule(ALL, {_WHEN.RETRIES_SPENT}, Response(_CHARGED, FAIL)),
-    Rule(DEATHS, _ALWAYS, Response(_CHARGED, RETRY_ALONE, WorkerStep.NEW_PROCESS)),
-    Rule((OUT_OF_MEMORY,), _ALWAYS, Response(_CHARGED, RETRY_ALONE)),
-    Rule((HOST_MEMORY,), _ALWAYS, Response(_CHARGED, RETRY, WorkerStep.NEW_PROCESS)),
-    Rule(ALL, _ALWAYS, Response(_CHARGED, RETRY)),
+    Rule(FILE_FAULTS, _ALWAYS, _CHARGED, FAIL),
+    Rule(DEATHS, {_WHEN.SECOND_DEATH}, _CHARGED, POISON, WorkerStep.NEW_PROCESS),
+    Rule(ALL, {_WHEN.RETRIES_SPENT}, _CHARGED, FAIL),
+    Rule(DEATHS, _ALWAYS, _CHARGED, RETRY_ALONE, WorkerStep.NEW_PROCESS),
+    Rule((OUT_OF_MEMORY,), _ALWAYS, _CHARGED, RETRY_ALONE),
+    Rule((HOST_MEMORY,), _ALWAYS, _CHARGED, RETRY, WorkerStep.NEW_PROCESS),
+    Rule(ALL, _ALWAYS, _CHARGED, RETRY),
 )
 
 
-def find_rule(failure: Failure) -> Rule:
-    """Return the first rule that answers a failure."""
+def find_rule(error_class: str, circumstances: Set[Circumstance] = _ALWAYS) -> Rule:
+    """Return the first rule that answers a failure of a chunk, or of the engine of a worker."""
     for rule in POLICY:
-        if failure.error_class in rule.errors and rule.circumstances <= failure.circumstances:
+        if error_class in rule.errors and rule.circumstances <= circumstances:
             return rule
-    raise ValueError(f"no rule answers {failure}")
-
-
-def respond(failure: Failure) -> Response:
-    """Return what happens after a failure."""
-    return find_rule(failure).response
+    raise ValueError(f"no rule answers {error_class}")
 
 
 def ends_process(error_class: str) -> bool:
     """Return whether an engine process is of no use any more after it has reported this error."""
-    return respond(Failure(error_class)).worker is not WorkerStep.GO_ON
+    return find_rule(error_class).worker is not WorkerStep.GO_ON
 
 
 # --- what is counted --------------------------------------------------------------------------------------------------
@@ -240,47 +223,42 @@ class _History:
     excuses: int = 0
 
 
+@dataclass(eq=False)
 class Retries:
     """Answers the failures of chunks, and keeps the history of each until it is done or failed for good."""
 
-    def __init__(self, policy: RetryPolicy) -> None:
-        self._policy = policy
-        self._histories: dict[ChunkKey, _History] = {}
+    policy: RetryPolicy
+    _histories: defaultdict[ChunkKey, _History] = field(default_factory=lambda: defaultdict(_History))
 
     def try_number(self, chunk: Chunk) -> int:
         """Return the number of the current try of this chunk, from 1."""
-        history = self._histories.get(chunk.key)
-        return 1 if history is None else history.tries + 1
+        return self._histories[chunk.key].tries + 1
 
     def forget(self, chunk: Chunk) -> None:
         """Forget a chunk that is done."""
         self._histories.pop(chunk.key, None)
 
-    def respond(self, chunk: Chunk, failure: Failure) -> Response:
+    def respond(self, chunk: Chunk, error_class: str, circumstances: Set[Circumstance]) -> Rule:
         """Return what happens after this failure of a chunk, which is counted."""
-        history = self._histories.setdefault(chunk.key, _History())
-        circumstances = set(failure.circumstances)
-        if history.excuses < EXCUSES.get(failure.error_class, 0):
-            circumstances.add(Circumstance.FIRST_TIMES)
+        history = self._histories[chunk.key]
+        counted = set()
+        if history.excuses < EXCUSES.get(error_class, 0):
+            counted.add(Circumstance.FIRST_TIMES)
         if history.deaths:
-            circumstances.add(Circumstance.SECOND_DEATH)
-        if history.retries >= self._policy.retries:
-            circumstances.add(Circumstance.RETRIES_SPENT)
+            counted.add(Circumstance.SECOND_DEATH)
+        if history.retries >= self.policy.retries:
+            counted.add(Circumstance.RETRIES_SPENT)
 
-        rule = find_rule(Failure(failure.error_class, circumstances))
-        step = rule.response.chunk
-        history.tries += step.recorded
+        rule = find_rule(error_class, circumstances | counted)
+        history.tries += rule.chunk.recorded
         history.excuses += Circumstance.FIRST_TIMES in rule.circumstances
-        if rule.response.charged and step is not LESS_MEMORY:
+        if rule.charged and rule.chunk is not LESS_MEMORY:
             history.retries += 1
-            history.deaths += failure.error_class in DEATHS
-        if step.status != "pending":
+            history.deaths += error_class in DEATHS
+        if rule.chunk.status != "pending":
             self.forget(chunk)
-        return rule.response
+        return rule
 
     def delay_s(self, chunk: Chunk, step: ChunkStep) -> float:
         """Return the delay before the next try of a chunk."""
-        history = self._histories.get(chunk.key)
-        if history is None or not step.rests:
-            return 0.0
-        return self._policy.delay_s(max(1, history.retries))
+        return self.policy.delay_s(max(1, self._histories[chunk.key].retries)) if step.rests else 0.0

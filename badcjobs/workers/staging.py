@@ -47,10 +47,6 @@ class StagingChoice(NamedTuple):
     most_bytes: int = 0
 
     @property
-    def staged(self) -> bool:
-        return self.decision.code in (Code.STAGE_ALL, Code.STAGE_CUTS)
-
-    @property
     def only_cuts(self) -> bool:
         """Whether to copy only chunks that must be cut out of longer files."""
         return self.decision.code == Code.STAGE_CUTS
@@ -68,15 +64,19 @@ def choose_staging(setting: str, chunks: Sequence[Chunk], local: Path) -> Stagin
 
     # Resolve links: a git-annex link may lead to another filesystem.
     folders = list(dict.fromkeys(Path(os.path.realpath(chunk.audio_path)).parent for chunk in chunks))
-    far = next((folder for folder in folders if read_filesystem(folder).shared), None)
-    if far is not None and here.shared:
-        return StagingChoice(Decision.of(Code.STAGE_NOTHING, local=str(local), local_disk=here.description))
-    if far is not None:
-        disks = {"source_disk": read_filesystem(far).description, "local_disk": here.description}
-        return StagingChoice(Decision.of(Code.STAGE_ALL, source=str(far), local=str(local), **disks), most_bytes)
-    if any(chunk.is_cut for chunk in chunks) and not here.shared:
-        return StagingChoice(Decision.of(Code.STAGE_CUTS, source=str(folders[0])), most_bytes)
-    return StagingChoice(Decision.of(Code.STAGE_NOTHING, source=str(folders[0])))
+    disks = {str(folder): read_filesystem(folder) for folder in folders}
+    far = next((folder for folder, disk in disks.items() if disk.shared), None)
+    if far is None:
+        is_cut = any(chunk.is_cut for chunk in chunks) and not here.shared
+        code = Code.STAGE_CUTS if is_cut else Code.STAGE_NOTHING
+        return StagingChoice(Decision.of(code, source=str(folders[0])), most_bytes)
+    figures = {"local": str(local), "local_disk": here.description}
+    if here.shared:
+        return StagingChoice(Decision.of(Code.STAGE_NOTHING, **figures))
+    return StagingChoice(
+        Decision.of(Code.STAGE_ALL, source=far, source_disk=disks[far].description, **figures),
+        most_bytes,
+    )
 
 
 # --- one copy ---------------------------------------------------------------------------------------------------------
@@ -97,9 +97,9 @@ class Copy:
 
     chunk: Chunk
     path: Path
+    end_ms: int | None  # in a truncated recording, the end of the file
     state: State = State.PLANNED
     size_bytes: int = 0  # 0: not known yet, and nothing written
-    end_ms: int | None = None  # of a cut: the real end of its audio
 
     @property
     def is_complete(self) -> bool:
@@ -215,8 +215,12 @@ class Stager:
                 self.from_source += 1
                 return chunk
             copy = self._cut_now(chunk)
-        end_ms = copy.end_ms if chunk.is_cut else chunk.end_ms
-        return replace(chunk, audio_path=str(copy.path), is_cut=False, end_ms=end_ms)
+        return replace(
+            chunk,
+            audio_path=str(copy.path),
+            is_cut=False,
+            end_ms=copy.end_ms,
+        )
 
     def _take_ready(self, chunk: Chunk) -> Copy | None:
         """Return the copy of a chunk, if it is ready; otherwise it is not wanted any more."""
@@ -225,16 +229,14 @@ class Stager:
             while copy is not None and copy.state is State.IN_PROGRESS and chunk.is_cut:
                 self._changed.wait(_POLL_S)
                 copy = self._copies.get(chunk.key)
-            if copy is None:
+            if copy is None or copy.state is not State.READY or not copy.is_complete:
+                self._copies.pop(chunk.key, None)
                 return None
-            if copy.state is State.READY and copy.is_complete:
-                copy.state = State.TAKEN
-                self.staged += 1
-                self.staged_bytes += copy.size_bytes
-                self._changed.notify_all()
-                return copy
-            del self._copies[chunk.key]
-            return None
+            copy.state = State.TAKEN
+            self.staged += 1
+            self.staged_bytes += copy.size_bytes
+            self._changed.notify_all()
+            return copy
 
     def _cut_now(self, chunk: Chunk) -> Copy:
         """Cut a chunk in this thread; remove waiting copies if the disk is full."""
@@ -271,16 +273,17 @@ class Stager:
 
     def _run(self) -> None:
         while (copy := self._next()) is not None:
+            is_offered = False
             try:
                 if self._wait_for_room(copy):
                     copy.write(self.cutter)
                     self._failures = 0
-                    self._offer(copy)
+                    is_offered = self._offer(copy)
             except CannotCut:
                 pass  # the engine will meet the same error and report it
             except OSError as error:
                 self._note_failure(f"{copy.chunk.audio_path}: {error.strerror or error}")
-            if copy.state is not State.READY:
+            if not is_offered:
                 self._discard(copy)
 
     def _next(self) -> Copy | None:
@@ -300,7 +303,7 @@ class Stager:
         size_bytes = size_of(copy.chunk, self.cutter)
         with self._changed:
             while self._is_wanted(copy):
-                held = sum(other.size_bytes for other in self._copies.values())
+                held = sum(held_copy.size_bytes for held_copy in self._copies.values())
                 limit = min(self._choice.most_bytes, int(_SHARE * (shutil.disk_usage(self.folder).free + held)))
                 if size_bytes > limit:
                     return False
@@ -311,11 +314,13 @@ class Stager:
                 self._changed.wait(_POLL_S)
             return False
 
-    def _offer(self, copy: Copy) -> None:
+    def _offer(self, copy: Copy) -> bool:
         with self._changed:
-            if self._is_wanted(copy):
+            is_wanted = self._is_wanted(copy)
+            if is_wanted:
                 copy.state = State.READY
             self._changed.notify_all()
+        return is_wanted
 
     def _note_failure(self, why: str) -> None:
         """Count a failed copy; stop after too many in a row: the disk is full, or fails."""
@@ -349,7 +354,7 @@ class Stager:
     def _new_copy(self, chunk: Chunk) -> Copy:
         self._number += 1
         name = cut_name(chunk) if chunk.is_cut else Path(chunk.audio_path).name
-        copy = Copy(chunk, self.folder / str(self._number) / name)
+        copy = Copy(chunk, self.folder / str(self._number) / name, chunk.end_ms)
         self._copies[chunk.key] = copy
         return copy
 

@@ -73,7 +73,13 @@ class StreamSession:
         self._lock = threading.Lock()
         self._in_hand: dict[int, _InHand] = {}  # by number
         starter = self.parent or self._launcher
-        self._process = starter.start(self.argv, env=self.env, cwd=self.cwd, stderr=self.log_file, pipes=True)
+        self._process = starter.start(
+            self.argv,
+            env=self.env,
+            cwd=self.cwd,
+            stderr=self.log_file,
+            pipes=True,
+        )
         self.pid: int | None = self._process.pid
         assert self._process.stdin is not None and self._process.stdout is not None
         self._stdin = self._process.stdin
@@ -104,7 +110,7 @@ class StreamSession:
         """Analyse the batch and the chunks that follow it, several at the same time if the process can."""
         self._in_hand = {}
         self._give(batch)
-        while self._in_hand and not self._has_stopped:
+        while self._in_hand and not (self._interrupted and (self._got_bye or not self._has_started)):
             event = self._handle_event(self._next_event())
             if self._ready and not self._interrupted:
                 held = len(self._in_hand)
@@ -126,11 +132,6 @@ class StreamSession:
     @property
     def _has_started(self) -> bool:
         return any(held.started_at_ms is not None for held in list(self._in_hand.values()))
-
-    @property
-    def _has_stopped(self) -> bool:
-        """Whether the process has finished the chunks in progress after an interrupt."""
-        return self._interrupted and (self._got_bye or not self._has_started)
 
     def _give(self, chunks: Sequence[Chunk]) -> None:
         for chunk in chunks:
@@ -176,10 +177,7 @@ class StreamSession:
     def _silence_s(self) -> float:
         """Return how long the process may be silent now."""
         lengths_s = [held.chunk.audio_s for held in self._in_hand.values() if held.started_at_ms is not None]
-        if not lengths_s:
-            return self.hang_timeout.start_s
-        longest_s = None if None in lengths_s else max(length_s or 0.0 for length_s in lengths_s)
-        return self.hang_timeout.limit_s(longest_s)
+        return max(map(self.hang_timeout.limit_s, lengths_s), default=self.hang_timeout.start_s)
 
     def _handle_event(self, event: Mapping[str, Any]) -> ChunkStarted | ChunkResult | None:
         kind = event["event"]
@@ -195,7 +193,7 @@ class StreamSession:
         if kind == "ready":
             self._on_ready(event)
         elif kind == "fewer":
-            self._threads = int(event["threads"])
+            self._threads = event["threads"]
             log.warning("a worker continues with fewer threads (%d): %s", self._threads, event["error"])
         elif kind == "bye":
             self._got_bye = True  # it closes its pipe next
@@ -208,7 +206,7 @@ class StreamSession:
 
     def _on_ready(self, event: Mapping[str, Any]) -> None:
         """Check the device of the process, and log its versions."""
-        device = str(event.get("device") or "cpu").upper()
+        device = event.get("device", "cpu").upper()
         if self.must_use_cuda and device != "CUDA":
             self.kill()
             raise SessionBroken(
@@ -217,8 +215,8 @@ class StreamSession:
                 " CUDA does not work here for its PyTorch, and on the CPU it uses fewer models",
                 at_start=True,
             )
-        self._threads = int(event.get("threads") or 1)
-        self._holds = int(event.get("holds") or 1)
+        self._threads = event["threads"]
+        self._holds = event["holds"]
         self._ready = True
         if "versions" in event:
             versions = ", ".join(f"{name} {version}" for name, version in event["versions"].items())
@@ -227,7 +225,7 @@ class StreamSession:
 
     def _result(self, held: _InHand, event: Mapping[str, Any]) -> ChunkResult:
         now_ms = self._clock.now_ms()
-        started_at_ms = now_ms if held.started_at_ms is None else held.started_at_ms
+        started_at_ms = held.started_at_ms or now_ms
         chunk = held.chunk
         if event["event"] == "failed":
             error = mask(event["error"], self._secrets)
@@ -235,14 +233,26 @@ class StreamSession:
             if policy.ends_process(error_class):
                 self.kill()
                 raise SessionBroken(error_class, error)
-            return ChunkResult(chunk, started_at_ms, now_ms, error_class=error_class, error=error)
+            return ChunkResult(
+                chunk,
+                started_at_ms,
+                now_ms,
+                error_class=error_class,
+                error=error,
+            )
 
         if "took_s" in event:  # measured by the worker: our thread may have read the start late
             started_at_ms = now_ms - round(event["took_s"] * 1000)
         length_s = event.get("audio_s")
         if event.get("analysed") is False and (chunk.audio_s or 0.0) > _SHORTEST_ANALYSED_S:
             why = f"{chunk.audio_path} has {length_s:.2f} s of audio instead of {chunk.audio_s:.2f} s"
-            return ChunkResult(chunk, started_at_ms, now_ms, error_class=policy.BAD_AUDIO, error=why)
+            return ChunkResult(
+                chunk,
+                started_at_ms,
+                now_ms,
+                error_class=policy.BAD_AUDIO,
+                error=why,
+            )
         audio_s = length_s if chunk.audio_s is None else chunk.audio_s
         self.hang_timeout.learn((now_ms - started_at_ms) / 1000, audio_s)
         detections = tuple(Detection(*row) for row in event["detections"])

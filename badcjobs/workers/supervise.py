@@ -17,8 +17,8 @@ from badcjobs.model.decisions import Code, Decision
 from badcjobs.seams import SessionBroken
 from badcjobs.store.task_writer import TaskWriter
 from badcjobs.workers import policy
-from badcjobs.workers.chunk_audio import is_truncated
-from badcjobs.workers.policy import Circumstance, Failure, Response, Retries, TaskStep, WorkerStep
+from badcjobs.workers.chunk_audio import SLACK_S
+from badcjobs.workers.policy import Circumstance, Retries, Rule, TaskStep, WorkerStep
 from badcjobs.workers.work_queue import WorkQueue
 from badcjobs.workers.worker_loop import BatchOver, Closed, Event, Opened, WorkerSetup, WorkerThread
 
@@ -54,7 +54,7 @@ class Supervisor(WorkerSetup):
     device_state: Callable[[int | None, int], str | None] = lambda device_id, at_ms: None
     is_taken_over: Callable[[], bool] = lambda: False  # another task does these chunks now: ours do not count any more
     tally: Tally = field(default_factory=Tally)
-    finished: dict[int, int] = field(default_factory=dict)  # slot → chunks done
+    productive: set[int] = field(default_factory=set)  # slots in which a chunk was done
     audio_done_s: float = 0.0
     short_of_memory: set[ChunkKey] = field(default_factory=set)  # chunks that fewer workers might have done
     draining: bool = False
@@ -191,7 +191,10 @@ class Supervisor(WorkerSetup):
             self._on_batch_over(plan, event)
         elif isinstance(event, Opened):
             self._worker_ids[plan.slot] = self.journal.worker_started(
-                device_id=plan.device_id, pid=event.pid, engine=self.engine.name, at_ms=event.at_ms
+                device_id=plan.device_id,
+                pid=event.pid,
+                engine=self.engine.name,
+                at_ms=event.at_ms,
             )
         elif isinstance(event, Closed):
             self.journal.worker_ended(self._worker_ids[plan.slot], exit_code=event.exit_code, at_ms=event.at_ms)
@@ -219,27 +222,34 @@ class Supervisor(WorkerSetup):
         self._queue.finish()
         self._pauses = 0
         self.tally.done += 1
-        self.finished[plan.slot] = self.finished.get(plan.slot, 0) + 1
+        self.productive.add(plan.slot)
         self.audio_done_s += result.audio_s or chunk.audio_s or 0.0
-        if is_truncated(result):
-            self._note_short_audio(result)
+        self._note_short_audio(result)
 
     def _note_short_audio(self, result: ChunkResult) -> None:
+        """Record a chunk that was done only up to the end of its truncated file."""
         chunk = result.chunk
-        audio_s = result.audio_s or 0.0
-        end_s = chunk.start_ms / 1000 + audio_s
+        found_s = result.audio_s
+        if not chunk.is_cut or found_s is None or (chunk.audio_s or 0.0) - found_s <= SLACK_S:
+            return
         decision = Decision.of(
             Code.SHORT_AUDIO,
             chunk.name,
             path=chunk.audio_path,
-            end_s=end_s,
-            found_s=audio_s,
+            end_s=chunk.start_ms / 1000 + found_s,
+            found_s=found_s,
             audio_s=chunk.audio_s,
         )
         log.warning("%s: %s", chunk.name, decision.reason)
         self.journal.add_decision(decision, result.ended_at_ms)
 
-    def _record(self, plan: WorkerPlan, result: ChunkResult, status: str, try_number: int) -> None:
+    def _record(
+        self,
+        plan: WorkerPlan,
+        result: ChunkResult,
+        status: str,
+        try_number: int,
+    ) -> None:
         """Write the end of a try, and the state of its chunk."""
         self.tally.tries += 1
         self.journal.attempt_ended(
@@ -258,17 +268,19 @@ class Supervisor(WorkerSetup):
         plan: WorkerPlan,
         result: ChunkResult,
         circumstances: Set[Circumstance] = frozenset(),
-        lost_how: str = "together with others",
-    ) -> Response:
+    ) -> Rule:
         """Let the policy decide about a failed chunk, and carry that out; the caller puts it back into the queue."""
         chunk = result.chunk
         if self._is_memory_short(result):
             self.short_of_memory.add(chunk.key)
         circumstances = circumstances | self._circumstances() | self._circumstances_of(plan, result)
         try_number = self._retries.try_number(chunk)
-        response = self._retries.respond(chunk, Failure(result.error_class or "", circumstances))
+        response = self._retries.respond(chunk, result.error_class or "", circumstances)
         step = response.chunk
         if step is policy.HALVES and result.charged:
+            lost_how = "together with others"
+            if Circumstance.SHARED in circumstances:
+                lost_how = "under MPS, where one worker may end others"
             why = f"lost {lost_how} ({result.error_class}): {_last_line(result.error)}"
             result = replace(result, error_class=policy.BATCH_LOST, error=why)
         if step.recorded:
@@ -283,7 +295,12 @@ class Supervisor(WorkerSetup):
             if response.charged:
                 when = f"in {delay_s:.1f} s" if step.rests else "with less memory"
                 log.warning("%s failed (%s), try %d; next try %s", chunk.name, result.error_class, try_number, when)
-            self._queue.put_back([chunk], delay_s=delay_s, alone=step.alone, apart=step.apart)
+            self._queue.put_back(
+                [chunk],
+                delay_s=delay_s,
+                alone=step.alone,
+                apart=step.apart,
+            )
         return response
 
     def _circumstances(self) -> set[Circumstance]:
@@ -330,7 +347,7 @@ class Supervisor(WorkerSetup):
         if self.tally.done == 0 and self.tally.failed - self.tally.missing >= self.policy.give_up_after:
             self.give_up(f"{self.tally.failed} chunks failed and no chunk was done; last error: {why}")
 
-    def _steer_task(self, response: Response, error_class: str | None, error: str | None) -> None:
+    def _steer_task(self, response: Rule, error_class: str | None, error: str | None) -> None:
         """Pause or end the work if a failure concerns all of it."""
         if response.task is TaskStep.GIVE_UP:
             self.give_up(error or "")
@@ -360,15 +377,14 @@ class Supervisor(WorkerSetup):
     # --- the end of a batch ---------------------------------------------------------------------------------------
 
     def _on_batch_over(self, plan: WorkerPlan, event: BatchOver) -> None:
-        left = {chunk.key: chunk for chunk in event.unanswered}
+        left = dict(event.in_hand.unanswered)
         delay_s = 0.0
         if event.broken is not None:
             delay_s = self.policy.backoff_s
             if event.broken.at_start:
                 log.error("worker %d could not start %s: %s", plan.slot, self.engine.name, event.broken)
                 delay_s = self.policy.delay_s(event.failed_openings)
-            for chunk in self._on_broken(plan, event, event.broken):
-                del left[chunk.key]
+            self._on_broken(event.broken, plan, event, left)
         elif not self.draining:
             silent = SessionBroken(policy.NO_OUTPUT, "the engine gave no result for this chunk and continued")
             for chunk in left.values():
@@ -378,58 +394,55 @@ class Supervisor(WorkerSetup):
         # One of these broke the session for the others; trying halves finds it in a few rounds. Under MPS there are
         # more of them, in other sessions.
         suspects = self._uncertain.pop(plan.slot, [])
-        middle = len(suspects) // 2
-        groups = [suspects[:middle], suspects[middle:]]
+        size = math.ceil(len(suspects) / 2)
         if Circumstance.SHARED in event.circumstances:
-            groups = [[chunk] for chunk in suspects]
-        for group in groups:
-            if group:
-                self._queue.put_back(group, apart=True)
+            size = 1
+        for first in range(0, len(suspects), size or 1):
+            self._queue.put_back(suspects[first : first + size], apart=True)
         if left:
             self._queue.put_back(list(left.values()), delay_s=delay_s)
 
-    def _on_broken(self, plan: WorkerPlan, event: BatchOver, broken: SessionBroken) -> list[Chunk]:
-        """Let the policy decide about a broken session; return the chunks that do not simply go back to the queue."""
+    def _on_broken(
+        self,
+        broken: SessionBroken,
+        plan: WorkerPlan,
+        event: BatchOver,
+        left: dict[ChunkKey, Chunk],
+    ) -> None:
+        """Let the policy decide about a broken session; only chunks that go back to the queue stay in ``left``."""
         circumstances = self._circumstances() | event.circumstances
-        response = policy.respond(Failure(broken.error_class, circumstances))
+        response = policy.find_rule(broken.error_class, circumstances)
         if Circumstance.STOPPED in circumstances:
-            return []
+            return
         self._steer_task(response, broken.error_class, str(broken))
         if response.task is TaskStep.GIVE_UP:
-            return []
+            return
         if response.worker is WorkerStep.STOP:
             self.tally.retired.append(str(broken))
             self._retired_from.add(plan.device_id)
             log.error("worker %d stops (%s): %s", plan.slot, broken.error_class, broken)
         elif response.worker is WorkerStep.NEW_PROCESSES:
             self._on_shared_fault(plan, event.at_ms)
-
         if broken.at_start:
-            return []
+            return
 
-        suspects = [started.chunk for started in event.started]
+        suspects = list(event.in_hand.started_ms)
         if response.chunk not in _TO_THE_QUEUE:
             counts = f"worker {plan.slot} ended ({broken.error_class}), chunks in progress: {len(suspects)}"
             log.warning("%s; %s", counts, _last_line(str(broken)))
-            suspects = suspects or event.unanswered[:1]
-        lost_how = f"with {len(suspects)} chunks in progress"
+            suspects = suspects or list(left)[:1]
         if len(suspects) > 1:
             circumstances.add(Circumstance.UNCERTAIN)
-        if Circumstance.SHARED in circumstances and broken.error_class in policy.DEATHS:
-            lost_how = "under MPS, where one worker may end others"
-        settled = []
-        for chunk in suspects:
-            result = _failed_result(chunk, broken, event)
-            chunk_response = self._on_failure(plan, result, circumstances, lost_how)
-            if chunk_response.chunk not in _TO_THE_QUEUE:
-                settled.append(chunk)
-        return settled
+        for key in suspects:
+            result = _failed_result(left[key], broken, event)
+            if self._on_failure(plan, result, circumstances).chunk not in _TO_THE_QUEUE:
+                del left[key]
 
     def _on_shared_fault(self, plan: WorkerPlan, at_ms: int) -> None:
         """End all workers that share a faulty context, once: each gets the same error, and none can start before."""
-        last_fault_ms = self._faults_ms.get(plan.device_id)
+        last_fault_ms = self._faults_ms.get(plan.device_id, -math.inf)
         self._faults_ms[plan.device_id] = at_ms
-        if last_fault_ms is not None and at_ms - last_fault_ms <= _ONE_FAULT_MS:
+        if at_ms - last_fault_ms <= _ONE_FAULT_MS:
             return
         decision = Decision.of(Code.MPS_FAULT, plan.device.name if plan.device else None)
         log.warning("%s", decision.reason)
@@ -444,11 +457,14 @@ class Supervisor(WorkerSetup):
 
 
 def _failed_result(chunk: Chunk, broken: SessionBroken, event: BatchOver) -> ChunkResult:
-    started_at_ms = event.at_ms
-    for started in event.started:
-        if started.chunk.key == chunk.key:
-            started_at_ms = started.at_ms
-    return ChunkResult(chunk, started_at_ms, event.at_ms, error_class=broken.error_class, error=str(broken))
+    started_at_ms = event.in_hand.started_ms.get(chunk.key, event.at_ms)
+    return ChunkResult(
+        chunk,
+        started_at_ms,
+        event.at_ms,
+        error_class=broken.error_class,
+        error=str(broken),
+    )
 
 
 def _last_line(text: str | None) -> str:

@@ -9,7 +9,7 @@ import threading
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
 from badcjobs.model import Chunk
@@ -37,6 +37,7 @@ class Entry(NamedTuple):
     chunk: Chunk
 
 
+@dataclass(eq=False)
 class WorkQueue:
     """Hands out chunks to worker threads, the longest first; a chunk comes again only after ``put_back``.
 
@@ -44,23 +45,25 @@ class WorkQueue:
     drains. ``more`` never blocks: it gives further chunks to a worker that already has some.
     """
 
+    clock: Clock
+    _: KW_ONLY
+    workers: int
+    wants: int  # how many chunks a worker holds
+    _workers_ending: int = 0  # workers that were asked to finish, so that they can take suspects
+    _in_flight: int = 0
+    _complete: bool = False
+    _draining: bool = False
+    _paused_until_s: float = -math.inf
     WINDOW = 16_384  # the most chunks that wait here: a job of a million chunks never has all in memory
 
-    def __init__(self, clock: Clock, *, workers: int, wants: int) -> None:
-        self._clock = clock
-        self._workers = max(1, workers)
-        self._wants = wants  # how many chunks a worker holds
+    def __post_init__(self) -> None:
         self._waiting: list[Entry] = []  # sorted
         self._suspects: deque[Batch] = deque()  # batches that must be alone
         self._delayed: list[tuple[float, int, Batch]] = []
         self._sequence = itertools.count()
-        self._shares_left = self._workers
-        self._workers_ending = 0  # workers that were asked to finish, so that they can take suspects
-        self._in_flight = 0
-        self._complete = False
-        self._draining = False
-        self._paused_until_s = -math.inf
         self._changed = threading.Condition()
+        self.change_workers(0)  # at least one, even for a task without workers
+        self._shares_left = self.workers
 
     @property
     def room(self) -> int:
@@ -78,13 +81,13 @@ class WorkQueue:
             self._waiting.sort()
             self._complete = complete
             if chunks:
-                self._shares_left = self._workers
+                self._shares_left = self.workers
             self._changed.notify_all()
 
     def change_workers(self, change: int) -> None:
         """Change the number of workers; wake those that wait, so that a retired one can stop."""
         with self._changed:
-            self._workers = max(1, self._workers + change)
+            self.workers = max(1, self.workers + change)
             self._changed.notify_all()
 
     def take(self, fits: Fits = lambda chunk: True, over: Callable[[], bool] = lambda: False) -> Batch | None:
@@ -94,7 +97,7 @@ class WorkQueue:
         """
         with self._changed:
             while not (self._draining or over()):
-                pause_s = self._paused_until_s - self._clock.monotonic_s()
+                pause_s = self._paused_until_s - self.clock.monotonic_s()
                 if pause_s > 0:
                     self._changed.wait(pause_s)
                     continue
@@ -116,12 +119,12 @@ class WorkQueue:
         """
         with self._changed:
             self._release_delayed()
-            if self._draining or self._clock.monotonic_s() < self._paused_until_s:
+            if self._draining or self.clock.monotonic_s() < self._paused_until_s:
                 return []
             if len(self._suspects) > self._workers_ending:
                 self._workers_ending += 1
                 return None
-            plenty = len(self._waiting) - self._workers * self._wants
+            plenty = len(self._waiting) - self.workers * self.wants
             count = min(len(self._waiting), max(idle, min(wanted, plenty)))
             fresh = self._pop_fitting(count, fits)
             self._in_flight += len(fresh)
@@ -141,14 +144,21 @@ class WorkQueue:
             if self._in_flight == 0:  # a blocked ``take`` waits for this
                 self._changed.notify_all()
 
-    def put_back(self, chunks: list[Chunk], *, delay_s: float = 0.0, alone: bool = False, apart: bool = False) -> None:
+    def put_back(
+        self,
+        chunks: list[Chunk],
+        *,
+        delay_s: float = 0.0,
+        alone: bool = False,
+        apart: bool = False,
+    ) -> None:
         """Return chunks in flight to the queue, to be tried again after a delay.
 
         ``alone``: these chunks together, without others; ``apart``: and without MPS.
         """
         with self._changed:
             self._in_flight -= len(chunks)
-            due_s = self._clock.monotonic_s() + delay_s
+            due_s = self.clock.monotonic_s() + delay_s
             batch = Batch(chunks, alone=alone or apart, apart=apart)
             heapq.heappush(self._delayed, (due_s, next(self._sequence), batch))
             self._changed.notify_all()
@@ -156,7 +166,7 @@ class WorkQueue:
     def pause(self, seconds: float) -> None:
         """Hand out no chunk for a while."""
         with self._changed:
-            self._paused_until_s = self._clock.monotonic_s() + seconds
+            self._paused_until_s = self.clock.monotonic_s() + seconds
 
     def drain(self) -> None:
         """Hand out no further chunk."""
@@ -191,9 +201,9 @@ class WorkQueue:
             self._workers_ending = max(0, self._workers_ending - 1)
             return self._suspects.popleft()
 
-        size = min(self._wants, math.ceil(len(self._waiting) / self._shares_left))
+        size = min(self.wants, math.ceil(len(self._waiting) / self._shares_left))
         if size:
-            self._shares_left = self._shares_left - 1 or self._workers
+            self._shares_left = self._shares_left - 1 or self.workers
         return Batch(self._pop_fitting(size, fits))
 
     def _until_due_s(self) -> float | None:
@@ -201,10 +211,10 @@ class WorkQueue:
         if not self._delayed:
             return None
         due_s = self._delayed[0][0]
-        return max(0.0, due_s - self._clock.monotonic_s())
+        return max(0.0, due_s - self.clock.monotonic_s())
 
     def _release_delayed(self) -> None:
-        now_s = self._clock.monotonic_s()
+        now_s = self.clock.monotonic_s()
         while self._delayed and self._delayed[0][0] <= now_s:
             batch = heapq.heappop(self._delayed)[2]
             if batch.alone:

@@ -20,7 +20,7 @@ from badcjobs.workers.error_patterns import fault_of_node
 from badcjobs.workers.feed import AudioSteps, SessionFeed
 from badcjobs.workers.memory_limits import model_of
 from badcjobs.workers.mps import MpsDaemons
-from badcjobs.workers.policy import Circumstance, Failure, RetryPolicy, WorkerStep
+from badcjobs.workers.policy import Circumstance, RetryPolicy, WorkerStep
 from badcjobs.workers.work_queue import Batch, Fits, WorkQueue
 
 _FAILURES_SHARED = 3  # after this many sessions under MPS without a result, a worker does without MPS
@@ -43,37 +43,35 @@ class Closed(NamedTuple):
     at_ms: int
 
 
-class BatchOver(NamedTuple):
-    """The end of a batch, with the chunks that have no result and the error that broke the session."""
-
-    unanswered: list[Chunk]
-    started: list[ChunkStarted]  # the unanswered chunks that the engine had started
-    broken: SessionBroken | None
-    at_ms: int
-    circumstances: frozenset[Circumstance] = frozenset()  # those that the worker knows
-    failed_openings: int = 0  # in a row, this one included
-
-
-# An exception is a bug in this thread; the supervisor raises it again in the main thread.
-Event = Opened | Closed | BatchOver | BaseException | ChunkStarted | ChunkResult
-
-
 @dataclass
-class _InHand:
+class InHand:
     """The chunks of a batch that have no result yet."""
 
-    unanswered: dict[ChunkKey, Chunk] = field(default_factory=dict)
-    started: dict[ChunkKey, ChunkStarted] = field(default_factory=dict)  # those that the engine has started
+    unanswered: dict[ChunkKey, Chunk]
+    started_ms: dict[ChunkKey, int] = field(default_factory=dict)  # when the engine has started them
 
     def remove(self, key: ChunkKey) -> None:
         """Remove a chunk that has a result."""
         self.unanswered.pop(key, None)
-        self.started.pop(key, None)
+        self.started_ms.pop(key, None)
 
     def starts(self) -> list[tuple[Chunk, int | None]]:
         """Return the chunks with their starts in milliseconds; None: not started."""
-        starts_ms = {key: started.at_ms for key, started in self.started.items()}
-        return [(chunk, starts_ms.get(key)) for key, chunk in self.unanswered.items()]
+        return [(chunk, self.started_ms.get(key)) for key, chunk in self.unanswered.items()]
+
+
+class BatchOver(NamedTuple):
+    """The end of a batch, with the chunks that have no result and the error that broke the session."""
+
+    in_hand: InHand
+    broken: SessionBroken | None
+    at_ms: int
+    circumstances: frozenset[Circumstance]  # those that the worker knows
+    failed_openings: int  # in a row, this one included
+
+
+# An exception is a bug in this thread; the supervisor raises it again in the main thread.
+Event = Opened | Closed | BatchOver | BaseException | ChunkStarted | ChunkResult
 
 
 @dataclass(eq=False)
@@ -101,8 +99,7 @@ class WorkerThread(threading.Thread):
     retired: bool = False  # set by the supervisor: stop after the chunks in hand
     _parallel: int = 1  # the most chunks that were in progress at the same time
     _feed: Session | None = None  # the open session, with the audio steps before it
-    _is_lean: bool = False  # whether the open session is lean
-    _pipe: str | None = None  # of the daemon through which the open session reaches its device; None: without one
+    _open_plan: WorkerPlan | None = None  # of the open session: lean or not, under MPS or not
     _shared: bool = False  # whether it shares its device with other workers
     _gave_result: bool = False  # the open session
     _apart: bool = False  # the next batch runs without MPS: the server recovers when all its clients have ended
@@ -157,7 +154,7 @@ class WorkerThread(threading.Thread):
 
     def _take(self) -> Batch | None:
         """Return the next batch without the chunks that need a lean session; those go back to the queue."""
-        batch = self.queue.take(self._room(_InHand()), lambda: self.retired)
+        batch = self.queue.take(self._room(InHand({})), lambda: self.retired)
         if batch is None or batch.alone:
             return batch
         return replace(batch, chunks=self._sort_out(batch.chunks))
@@ -168,33 +165,30 @@ class WorkerThread(threading.Thread):
             return chunks
         usual = []
         for chunk in chunks:
-            if self._needs_lean([chunk]):
+            if self._needs_lean(chunk):
                 self.queue.put_back([chunk], alone=True)
             else:
                 usual.append(chunk)
         return usual
 
-    def _needs_lean(self, chunks: Sequence[Chunk]) -> bool:
-        """Return whether one of the chunks needs a lean session on this device; read no file."""
-        if self.plan.lean:
-            return True
-        if self.setup.audio is None:
-            return False
-        limits = self.setup.audio.limits
-        model = model_of(self.plan)
-        return any(limits.way_of(model, chunk.key, chunk.audio_s).lean for chunk in chunks)
+    def _needs_lean(self, chunk: Chunk) -> bool:
+        """Return whether a chunk needs a lean session on this device; read no file."""
+        audio = self.setup.audio
+        if self.plan.lean or audio is None:
+            return self.plan.lean
+        return audio.limits.way_of(model_of(self.plan), chunk.key, chunk.audio_s).lean
 
     def _process(self, batch: Batch) -> bool:
         """Feed one batch to a session, and the chunks that follow it; report it, and return whether to go on."""
-        in_hand = _InHand({chunk.key: chunk for chunk in batch.chunks})
+        in_hand = InHand({chunk.key: chunk for chunk in batch.chunks})
         apart = batch.apart or self._apart
         self._apart = False
         broken = None
         try:
-            session = self._session(lean=self._needs_lean(batch.chunks), apart=apart)
+            session = self._session(lean=any(map(self._needs_lean, batch.chunks)), apart=apart)
             for event in session.process(batch.chunks, self._more_for(in_hand, alone=batch.alone or apart)):
                 if isinstance(event, ChunkStarted):
-                    in_hand.started[event.chunk.key] = event
+                    in_hand.started_ms[event.chunk.key] = event.at_ms
                 else:
                     event = self._note_result(event)
                     in_hand.remove(event.chunk.key)
@@ -204,16 +198,20 @@ class WorkerThread(threading.Thread):
         except (BadcjobsError, OSError) as error:
             broken = self._broken_by(error)
 
-        unanswered = list(in_hand.unanswered.values())
-        started = list(in_hand.started.values())
-        over = BatchOver(unanswered, started, broken, self.setup.clock.now_ms(), self._circumstances(None))
         if broken is not None:
-            return self._end_session(over, broken, batch.alone)
+            return self._end_session(in_hand, broken, batch.alone)
         self._failed_openings = 0
-        self.report(over)
+        self._end_batch(in_hand, None)
         return True
 
-    def _more_for(self, in_hand: _InHand, *, alone: bool) -> More:
+    def _end_batch(self, in_hand: InHand, broken: SessionBroken | None) -> frozenset[Circumstance]:
+        """Report the end of a batch, and return its circumstances."""
+        circumstances = self._circumstances(broken)
+        now_ms = self.setup.clock.now_ms()
+        self.report(BatchOver(in_hand, broken, now_ms, circumstances, self._failed_openings))
+        return circumstances
+
+    def _more_for(self, in_hand: InHand, *, alone: bool) -> More:
         """Return what gives the session more chunks; none to chunks that must be ``alone``."""
 
         def more(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
@@ -240,16 +238,21 @@ class WorkerThread(threading.Thread):
         fault = self._find_fault(error_class) if result.charged else None
         if fault is not None:
             error = f"{result.error}\n{fault}"
-            return replace(result, error_class=fault.error_class, error=error, charged=False)
+            return replace(
+                result,
+                error_class=fault.error_class,
+                error=error,
+                charged=False,
+            )
         if self._shared and error_class in policy.DEATHS:
             return replace(result, charged=False)
         return result
 
-    def _room(self, in_hand: _InHand) -> Fits:
+    def _room(self, in_hand: InHand) -> Fits:
         """Return the test of which chunks still fit into the time left; a retired worker takes none."""
         if self.retired:
             return lambda chunk: False
-        self._parallel = max(self._parallel, len(in_hand.started))
+        self._parallel = max(self._parallel, len(in_hand.started_ms))
         return self.setup.timetable(self.plan.device_id, in_hand.starts(), self._parallel)
 
     # --- sessions -------------------------------------------------------------------------------------------------
@@ -259,19 +262,24 @@ class WorkerThread(threading.Thread):
         pipe = self.setup.mps.pipe_of(self.plan.device_id)
         if not self._is_exclusive and (apart or self._failures_shared >= _FAILURES_SHARED):
             pipe = None
-        if self._feed is not None and self._is_lean == lean and self._pipe == pipe:
+        plan = replace(self.plan, lean=lean, pipe=pipe)
+        if self._feed is not None and plan == self._open_plan:
             return self._feed
 
         self._close()
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._is_lean = lean
-        self._pipe = pipe
+        self._open_plan = plan
         self._shared = pipe is not None and not apart
         self._gave_result = False
-        plan = replace(self.plan, lean=lean, pipe=pipe)
         feed = self.setup.engine.open(plan, self._folder)
         if self.setup.audio is not None:
-            feed = SessionFeed(feed, plan, self.setup.audio, clock=self.setup.clock, folder=self._folder / "pieces")
+            feed = SessionFeed(
+                feed,
+                plan,
+                self.setup.audio,
+                clock=self.setup.clock,
+                folder=self._folder / "pieces",
+            )
         self._feed = feed
         self.report(Opened(feed.pid, self.setup.clock.now_ms()))
         if self._interrupted:  # requested while the engine was starting
@@ -300,7 +308,7 @@ class WorkerThread(threading.Thread):
             return SessionBroken(fault, f"{self._folder}: {error.strerror}")
         return None
 
-    def _end_session(self, over: BatchOver, broken: SessionBroken, alone: bool) -> bool:
+    def _end_session(self, in_hand: InHand, broken: SessionBroken, alone: bool) -> bool:
         """Report the end of a broken session, close it, and return whether this worker starts another."""
         fault = self._find_fault(broken.error_class)
         if fault is not None:
@@ -315,11 +323,9 @@ class WorkerThread(threading.Thread):
             why = f"{self._gpu_errors} errors in a row on this device; last error: {broken}"
             broken = SessionBroken(policy.GPU_LOST, why)
 
-        circumstances = self._circumstances(broken)
-        over = over._replace(broken=broken, circumstances=circumstances, failed_openings=self._failed_openings)
-        self.report(over)
+        circumstances = self._end_batch(in_hand, broken)
         self._close()
-        step = policy.respond(Failure(broken.error_class, circumstances)).worker
+        step = policy.find_rule(broken.error_class, circumstances).worker
         if step is WorkerStep.LEAN_PROCESS:
             self.plan = replace(self.plan, lean=True)
         return step is not WorkerStep.STOP

@@ -78,8 +78,12 @@ class Place:
             how = {"allow_cpu": cpu, "hang_timeout": limit or HangTimeout(), "forks": kind.endswith(" forked")}
             return HawkEarsEngine(start, sys.executable, self.root, **how)
         if kind == "hawkears1":
-            return workers.HawkEars1Engine(start, sys.executable, self.root1, allow_cpu=cpu, batch=4)
-        return CommandEngine(start, kind if kind[0] == "/" else f"sh {DATA}/listen.sh {kind}", limit)
+            engine = workers.HawkEars1Engine(start, sys.executable, self.root1, allow_cpu=cpu)
+            engine.wants = 4
+            return engine
+        engine = CommandEngine(start, kind if kind[0] == "/" else f"sh {DATA}/listen.sh {kind}")
+        engine.hang_timeout = limit or engine.hang_timeout
+        return engine
 
     def open(self, engine, plan=GPU):
         self.sessions.append(engine.open(plan, self.scratch))

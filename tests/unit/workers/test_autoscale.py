@@ -37,12 +37,12 @@ class Task:
         self.lines = []
         memory, granted_bytes = (one and round(one * GIB) for one in (gib, granted))
         places = [(100 + n, Device(str(n), "test", name="V100", memory_total_bytes=memory)) for n in range(devices)]
-        counts = {"cpus": cpus, "per_gpu": per_gpu, "cpu_workers": cpu_workers, "granted_bytes": granted_bytes}
+        counts = {"cpus": cpus, "per_gpu": per_gpu, "cpu_workers": cpu_workers}
         counts |= {"chunk_s": chunk, "cores_each": each, "exclusive": exclusive}
         self.peaks, self.held = {}, None  # what is read of the memory
-        counts |= {"memory_peaks": {30.0: self.peaks}.get, "memory_held": lambda: self.held}
+        meter = workers.Meter(places, granted_bytes, self.clock, {30.0: self.peaks}.get, lambda: self.held)
         self.subject = f"V100, {max(1, cpus // max(1, devices))} cores, chunks of {chunk} s"
-        self.scaler = workers.Autoscaler(places, self.learned, self.note, self.clock, **counts)
+        self.scaler = workers.Autoscaler(places, meter, self.learned, self.note, **counts)
         self.bench = Bench(folder, self.script, chunks=200, workers=self.scaler.plans)
         self.supervisor = self.bench.supervisor
 
@@ -81,7 +81,7 @@ class Task:
             done += STEP_S * (rates[workers - 1] if workers else 0)
             supervisor.tally.done = int(done)
             supervisor.audio_done_s = 30.0 * int(done) if audio else 0.0
-            supervisor.finished = dict.fromkeys(supervisor.slots_at_work, 1 if warm else 0)
+            supervisor.productive = set(supervisor.slots_at_work) if warm else set()
             if used_gib is not None:
                 self.peaks.update({100: round(used_gib * GIB * workers), 101: GIB})
             self.held = memory_held(held, now_s, workers)

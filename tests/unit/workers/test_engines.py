@@ -94,7 +94,7 @@ def test_raw_files_are_kept_byte_for_byte_inside_their_folder(tmp_path):
     engine = CommandEngine(start(raw=tmp_path / "raw"), "program {input} {output}")
     kept = [("Area/rec 1", "c0", b"\xff first"), ("Area/rec 1", "c0", b"second\r\n"), ("../..", "../../c", b"1")]
     for recording_id, chunk_id, content in kept:
-        engine.keep_raw(Chunk(recording_id, chunk_id, "a.wav", "a.wav"), content)
+        engine.keep_raw(Chunk(recording_id, chunk_id, "a.wav", "a.wav"), content, ".csv")
     files = {str(path.relative_to(tmp_path)): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert files == {"raw/Area/rec 1/c0.csv": b"second\r\n", "raw/%2E%2E/%2E%2E/..%2F..%2Fc.csv": b"1"}
 

@@ -41,7 +41,11 @@ class Task:
         local = LocalFolder(self.folder)
         self.mps.start(wanted, devices, most=most, environ={**os.environ, **environ}, mark=self.mark, local=local,
                        hostname="here")  # fmt: skip
-        return [(one.code, one.reason) for one in self.mps.decisions()]
+        return [(one.code, one.reason) for one in self.decided()]
+
+    def decided(self):
+        """Return the decisions since the last call."""
+        return [self.mps.decisions.get() for _ in range(self.mps.decisions.qsize())]
 
     def processes(self):
         return processes(lambda one: one.environ().get("BADCJOBS_TASK") == self.mark)
@@ -183,7 +187,7 @@ def test_each_device_has_a_daemon_of_its_own_and_workers_are_looked_up_among_its
         for worker in (client, stranger):
             worker.communicate()
     task.mps.look_for(100, client.pid)  # it has ended, but the log knows it
-    assert list(task.mps.decisions()) == [
+    assert task.decided() == [
         Decision(Code.MPS_CONNECTED, "Stand-in GPU", {"pid": client.pid}),
         Decision(Code.MPS_NOT_CONNECTED, "Other GPU", {"pid": client.pid}),
         Decision(Code.MPS_NOT_CONNECTED, "Stand-in GPU", {"pid": stranger.pid}),
@@ -217,7 +221,7 @@ def test_a_prefix_is_a_client_if_its_child_is_and_a_program_for_each_chunk_is_kn
         parent.communicate()
     task.mps.look_for(DEVICE_ID, 1 << 30)
     task.mps.look_for(DEVICE_ID, None)
-    codes = [one.code for one in task.mps.decisions()]
+    codes = [one.code for one in task.decided()]
     assert codes == [Code.MPS_NOT_CONNECTED, Code.MPS_CONNECTED] * 2
 
 
@@ -246,7 +250,7 @@ def test_a_daemon_or_a_server_that_is_killed_is_noted_and_ends_the_workers_of_th
     task.mps.check(ended.append, pytest.fail)
     task.mps.check(ended.append, pytest.fail)  # once is enough
     worker.communicate()
-    *_, last = task.mps.decisions()
+    *_, last = task.decided()
     if victim == "control":
         assert (ended, task.mps.pipe_of(DEVICE_ID), last.code) == ([], None, Code.MPS_DAEMON_ENDED)
     else:
@@ -254,7 +258,7 @@ def test_a_daemon_or_a_server_that_is_killed_is_noted_and_ends_the_workers_of_th
         again = worker_of(pipe)
         task.mps.look_for(DEVICE_ID, again.pid)
         again.communicate()
-        assert [one.code for one in task.mps.decisions()] == [Code.MPS_CONNECTED], "the daemon has started another one"
+        assert [one.code for one in task.decided()] == [Code.MPS_CONNECTED], "the daemon has started another one"
 
 
 def test_what_a_killed_task_left_is_ended_by_the_next_one_and_what_lives_is_not(machine, task, tmp_path):

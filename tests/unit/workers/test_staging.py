@@ -134,7 +134,7 @@ def test_audio_is_copied_from_a_shared_filesystem_to_a_disk_of_the_node(short_pa
         for case in (Path(__file__).parents[2] / "data" / "staging_choices.txt").read_text().splitlines()[1:]:
             wanted, names, local = case.split(" | ")
             choice = choose_staging(wanted, [chunks[name] for name in names.split()], places[local])
-            what = "only cuts" if choice.only_cuts else "all" if choice.staged else "nothing"
+            what = "only cuts" if choice.only_cuts else "all" if choice.decision.code == Code.STAGE_ALL else "nothing"
             lines.append(
                 f"{wanted}: {names} to {local}: {what}, at most {choice.most_bytes} bytes: {choice.decision.reason}"
             )
