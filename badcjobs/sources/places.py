@@ -238,9 +238,14 @@ def gives_places(settings: RunSettings, sources: Sources) -> bool:
 _GUIDE = "badcjobs guide audio   (places and dates)"
 
 
+def placing_options(settings: RunSettings) -> list[str]:
+    """Return HawkEars' options for one place of all recordings."""
+    return [arg for arg in settings.engine_args if arg.partition("=")[0] in PLACING_OPTIONS]
+
+
 def refuse_placing_options(settings: RunSettings, sources: Sources) -> None:
     """Refuse HawkEars' options for one place of all recordings, if recordings have their own."""
-    options = [arg for arg in settings.engine_args if arg.partition("=")[0] in PLACING_OPTIONS]
+    options = placing_options(settings)
     if options and gives_places(settings, sources):
         raise BadInput(
             f"--engine-arg {' '.join(options)} cannot be used together with places of recordings",

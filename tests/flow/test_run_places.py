@@ -106,6 +106,18 @@ def test_what_a_run_counts_and_freezes_is_what_check_plan_and_submit_say(site):
         ), command
 
 
+def test_only_a_place_switches_the_filter_of_species_on(site):
+    write_files(AUDIO, site.folder)
+    said = {}
+    for options in ("", "--cfg=a.yaml", "--date=0601", "--region=CA-NT", "--lat=61 --lon=-115"):
+        words = [f"--engine-arg={word}" for word in options.split()]
+        check = ("check", "july", "--quick", "--out", site.out, "--", "--cpu-workers=1", *words)
+        said[options] = re.findall("filter of species is off[^;]*", " ".join(site.badcjobs(*check).stdout.split()))
+    off = ["filter of species is off"]
+    assert said == {"": off, "--cfg=a.yaml": [f"{off[0]}, unless the file of --cfg has one"], "--date=0601": off,
+                    "--region=CA-NT": [], "--lat=61 --lon=-115": []}  # fmt: skip
+
+
 def test_results_keep_their_place_if_a_task_that_should_replace_them_is_stopped(site):
     write_files(AUDIO, site.folder)
     write_list(site, *FIRST[:2])
