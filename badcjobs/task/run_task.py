@@ -538,6 +538,7 @@ def close_task(task: Task, end: Verdict) -> dict[str, Any]:
         "database": str(task.settings.out / "tasks" / f"{task.key.name}.sqlite"),
         "chunks": counts,
         "left_out": places.left_out if places else 0,  # recordings
+        "left_out_names": places.left_out_names if places else [],  # the first five
         "audio_s": task.writer.audio_done_s(),
         "overlap": task.settings.overlap_s,  # seconds that count in both chunks until the merge
         "wall_s": records.wall_s,
