@@ -23,6 +23,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
@@ -146,7 +147,8 @@ def open_task(resolved: ResolvedTask, settings: RunSettings, world: World) -> It
             records.claim_file = claim.path
             world.log_to(out.task_log(key))
             records.begin(engine=resolved.engine.name, telemetry=settings.telemetry, end=resolved.end)
-            records.writer.write_meta({"settings": settings.to_json(world.cwd)})
+            used = replace(settings, filelist_digest=resolved.run.filelist_sha256 or None)
+            records.writer.write_meta({"settings": used.to_json(world.cwd)})
             records.writer.write_meta(announce(world.environ, key, database))
             time = TimeBudget(resolved.end, world.clock)
             learned = Learned(subject_of(settings), known_files(LESSONS, out.path, world.environ))
