@@ -49,6 +49,7 @@ class PlaceList:
 
     def __init__(self, path: Path | None) -> None:
         self.is_given = path is not None
+        self.folder = f"{path.parent}/" if path else ""
         self.mistakes = Mistakes([str(path or ""), _ELSEWHERE])
         self.rows: dict[str, ListRow] = {}  # by path or, for a row without a folder, by file name
         if path is None:
@@ -76,12 +77,17 @@ class PlaceList:
             self.mistakes.add(line, problem)
 
     def rows_for(self, recording: Chunk) -> list[ListRow]:
-        """Return the rows that name a recording: by its path in the source, its complete path or its file name."""
+        """Return the rows that name a recording.
+
+        They may have its file name, or its path: as in the source, absolute, or from the folder of the list.
+        """
         if not self.rows:
             return []
         ending = posixpath.splitext(recording.source_path)[1]
         names = (recording.source_path, recording.recording_id + ending)  # a recording may consist of several files
-        keys = [*map(_path_key, (*names, recording.audio_path)), *map(_name_key, map(posixpath.basename, names))]
+        path = recording.audio_path
+        paths = (*names, path, path.removeprefix(self.folder))
+        keys = [*map(_path_key, paths), *map(_name_key, map(posixpath.basename, names))]
         return [self.rows[key] for key in dict.fromkeys(keys) if key in self.rows]
 
 
