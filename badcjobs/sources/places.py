@@ -245,8 +245,11 @@ _GUIDE = "badcjobs guide audio   (places and dates)"
 
 
 def placing_options(settings: RunSettings) -> list[str]:
-    """Return HawkEars' options for one place of all recordings."""
-    return [arg for arg in settings.engine_args if arg.partition("=")[0] in PLACING_OPTIONS]
+    """Return HawkEars' options for one place of all recordings; HawkEars 1 also takes the beginnings of their names."""
+    names = set(PLACING_OPTIONS)
+    if settings.engine == "hawkears1":
+        names = {option[:length] for option in PLACING_OPTIONS for length in range(3, len(option) + 1)}
+    return [arg for arg in settings.engine_args if arg.partition("=")[0] in names]
 
 
 def refuse_placing_options(settings: RunSettings, sources: Sources) -> None:
