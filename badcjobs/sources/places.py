@@ -107,7 +107,12 @@ def _read_rows(path: Path, mistakes: Mistakes) -> Iterator[tuple[int, dict[str, 
     columns = [name.strip().lower() for name in next(reader, [])]
     if "filename" not in columns or not names_place(columns):
         why = f"its header, separated by commas, is {quoted(','.join(columns))}"
-        mistakes.add(0, "lacks columns", why=why, fix=f"head -n 1 {shell_line(path)}   # expected: {_COLUMNS}")
+        fix = f"head -n 1 {shell_line(path)}   # expected: {_COLUMNS}"
+        for mark in ";\t":
+            if len(columns) == 1 and mark in columns[0]:
+                why = f"its header has {mark!r} instead of commas"
+                fix = copy_command(path, f"tr {',' + mark!r} '.,'", "< ")  # also of decimal commas
+        mistakes.add(0, "lacks columns", why=why, fix=fix)
         return
     if len(set(columns)) < len(columns):
         mistakes.add(0, "has a column twice", why=f"its header is {quoted(','.join(columns))}")
@@ -309,6 +314,7 @@ class _PlaceCheck:
     unknown_regions: dict[str, str] = field(default_factory=dict)  # region → the first recording
     moved: list[str] = field(default_factory=list)
     places: dict[str, tuple[Place, int]] = field(default_factory=dict)  # recording id → place, number of its source
+    examples: list[str] = field(default_factory=list)  # the paths of the first recordings
     divided: dict[str, str] = field(default_factory=dict)  # recording id → what is wrong with it
     study_areas: set[str | None] = field(default_factory=set)
 
@@ -323,6 +329,8 @@ class _PlaceCheck:
             return
         self.places[recording.recording_id] = place, self.source
         self.counts.recordings += 1
+        if len(self.examples) < NAMED:
+            self.examples.append(shown(recording.source_path))
         if self.done.get(recording.recording_id, place) != place:
             self.moved.append(recording.source_path)
         if name.left_out is not None:
@@ -354,7 +362,8 @@ class _PlaceCheck:
                 both = f"{shown(first.audio_path)} and {shown(recording.audio_path)}"
                 mistakes.add(row.line, f"{quoted(row.filename)} matches two recordings: {both}")
         if len(rows) > 1:
-            mistakes.add(rows[1].line, f"names the same recording as line {rows[0].line}")
+            earlier, later = sorted(row.line for row in rows[:2])
+            mistakes.add(later, f"names the same recording as line {earlier}")
 
     def _look_up(self, recording: Chunk, name: RecordingName) -> None:
         """Ask HawkEars' table of regions, if it is at hand."""
@@ -390,7 +399,7 @@ class _PlaceCheck:
         self.counts.unmatched_names = unmatched
         if unmatched and not self.named:
             why = "a filename is a path below the source, or a file name alone"
-            why += f"; the first are {', '.join(unmatched[:NAMED])}"
+            why += f"; the list has {', '.join(unmatched[:NAMED])}; the source has {', '.join(self.examples)}"
             filelist.mistakes.add(0, "names no recording of the source", why=why)
         elif not filelist.rows and not filelist.mistakes.count:
             filelist.mistakes.add(0, "has no rows")
