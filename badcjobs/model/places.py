@@ -68,6 +68,7 @@ class PlaceCounts:
     not_covered_names: list[str] = field(default_factory=list)
     unmatched_names: list[str] = field(default_factory=list)  # in the list, of no recording
     unused_areas: list[str] = field(default_factory=list)  # study areas in the project file without a recording
+    has_filter: bool = True  # the engine filters species by place
 
     @property
     def placed(self) -> int:

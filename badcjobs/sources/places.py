@@ -280,6 +280,7 @@ def place_sources(
     if not gives_places(settings, sources):
         return sources
     check = _PlaceCheck(_open_reader(settings, cwd), done)
+    check.counts.has_filter = settings.engine.startswith("hawkears")
     for check.source, part in enumerate(sources.parts):
         for recording in part.named_recordings():
             check.add(recording)
@@ -430,7 +431,7 @@ def place_words(counts: PlaceCounts) -> str:
     parts = [f"{counts.placed:,} of {counts.recordings:,} recordings have a place"]
     kinds = [
         (counts.left_out, "left out, because nothing places them", counts.left_out_names),
-        (counts.unplaced, "analysed without a place, so without the filter of species", []),
+        (counts.unplaced, f"analysed without a place{', so without the filter of species' * counts.has_filter}", []),
         (counts.undated, "without a date, so that the place counts for all weeks", []),
         (counts.not_covered, "where HawkEars has no county, so without the filter", counts.not_covered_names),
         (len(counts.unmatched_names), "names in the list that match no recording", counts.unmatched_names),

@@ -57,14 +57,15 @@ def count_gaps(db: sqlite3.Connection, recordings: str = "recording") -> NameGap
 _PLACED = "(region IS NOT NULL OR latitude IS NOT NULL)"
 _PLACE_GAPS = f"""
     SELECT count(*), count(left_out), count(*) FILTER (WHERE {_PLACED} AND recorded_on IS NULL),
-           count(*) FILTER (WHERE NOT {_PLACED} AND left_out IS NULL), sum(no_county)
+           count(*) FILTER (WHERE NOT {_PLACED} AND left_out IS NULL), sum(no_county),
+           (SELECT max(engine LIKE 'hawkears%') FROM task)
     FROM recording"""
 _PATHS = "SELECT source_path FROM recording WHERE {} ORDER BY source_path LIMIT 5"
 
 
 def count_places(db: sqlite3.Connection) -> PlaceCounts | None:
     """Count the recordings that are left out, or lack a date or a place; None: there are no places."""
-    recordings, left_out, undated, unplaced, no_county = db.execute(_PLACE_GAPS).fetchone()
+    recordings, left_out, undated, unplaced, no_county, has_filter = db.execute(_PLACE_GAPS).fetchone()
     if unplaced == recordings:
         return None
     return PlaceCounts(
@@ -75,6 +76,7 @@ def count_places(db: sqlite3.Connection) -> PlaceCounts | None:
         left_out_names=[path for (path,) in db.execute(_PATHS.format("left_out IS NOT NULL"))],
         not_covered=no_county or 0,
         not_covered_names=[path for (path,) in db.execute(_PATHS.format("no_county"))],
+        has_filter=bool(has_filter),
     )
 
 
