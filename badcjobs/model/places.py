@@ -116,7 +116,7 @@ def _parse_date(name: str, texts: Mapping[str, str], mistakes: list[str]) -> str
         return None
     parts = _DATE.fullmatch(text)
     if parts is None:
-        mistakes.append(f"{name} {text!r} is not a date, such as 2024-06-30 or 20240630")
+        mistakes.append(f"{name} {text!r} is not a date with its year: 2024-06-30 or 20240630")
         return None
     try:
         return date(int(parts[1]), int(parts[3]), int(parts[4])).isoformat()

@@ -27,6 +27,7 @@ from badcjobs.report.completeness import open_placed_sources
 from badcjobs.seams import Clock, Unanswered
 from badcjobs.settings import SETTINGS, RunSettings
 from badcjobs.sources.open import Sources
+from badcjobs.sources.places import placing_options
 from badcjobs.sources.walk import SeenKeys
 from badcjobs.store.connect import read_filesystem
 from badcjobs.words import count, data_size, number
@@ -353,9 +354,12 @@ def _look_at_files(sources: Sources, progress: Progress) -> tuple[SourceFacts | 
 
 def _filter_is_off(settings: RunSettings, sources: Sources) -> list[Remark]:
     """Say how to switch on HawkEars' filter of species, if nothing does."""
-    options = {arg.partition("=")[0] for arg in settings.engine_args}
-    is_on = (sources.places and sources.places.placed) or options & {"--region", "--lat", "--cfg", "-c"}
-    if is_on or not traits_of(settings.engine).reads_places:
+    has_places = sources.places is not None and sources.places.placed
+    has_one_place = any(not option.startswith("--d") for option in placing_options(settings))  # a date is no place
+    if has_places or has_one_place or not traits_of(settings.engine).reads_places:
         return []
+    off = "is off"
+    if any(arg.startswith(("--cfg", "-c")) for arg in settings.engine_args):
+        off += ", unless the file of --cfg has one"
     how = '--filelist FILE, or [recordings] region = "CA-NT" in badcjobs.toml (badcjobs guide audio)'
-    return [fine("places", f"without places HawkEars' filter of species is off; switch it on: {how}")]
+    return [fine("places", f"without places HawkEars' filter of species {off}; switch it on: {how}")]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from badcjobs.model import TaskKey, not_none
 from badcjobs.model.decisions import Code
+from badcjobs.paths import shell_line
 from badcjobs.report.progress import KILLED, RUNNING, SILENT
 from badcjobs.report.rules import NOTE, PROBLEM, WARNING, Cases, Figures, Rule, severity_of, share, topic
 from badcjobs.report.rules_requests import needed_more
@@ -391,6 +392,24 @@ def _gave_up(facts: JobFacts, summary: Summary) -> Cases:
             yield {"why": decision}
 
 
+@topic(
+    Rule(
+        "all_left_out",
+        PROBLEM,
+        says="No recording has a place, so all are left out.",
+        evidence=("{many:count recording} left out",),
+        fix="Compare the names in --filelist with those of the recordings.",
+        lines=("{check}",),
+    )
+)
+def _all_left_out(facts: JobFacts, summary: Summary) -> Cases:
+    places = facts.places
+    if places is not None and places.left_out == places.recordings:
+        settings = facts.last_settings
+        words = (*settings.get("source", ()), "--", "--filelist", settings.get("filelist", "FILE"))
+        yield {"many": places.left_out, "check": shell_line("badcjobs", "check", "--quick", *words)}
+
+
 TOPICS = (
     _damaged,
     _missing,
@@ -404,4 +423,5 @@ TOPICS = (
     _failed_tries,
     _short,
     _gave_up,
+    _all_left_out,
 )

@@ -49,6 +49,7 @@ class PlaceList:
 
     def __init__(self, path: Path | None) -> None:
         self.is_given = path is not None
+        self.folder = f"{path.parent}/" if path else ""
         self.mistakes = Mistakes([str(path or ""), _ELSEWHERE])
         self.rows: dict[str, ListRow] = {}  # by path or, for a row without a folder, by file name
         if path is None:
@@ -76,12 +77,17 @@ class PlaceList:
             self.mistakes.add(line, problem)
 
     def rows_for(self, recording: Chunk) -> list[ListRow]:
-        """Return the rows that name a recording: by its path in the source, its complete path or its file name."""
+        """Return the rows that name a recording.
+
+        They may have its file name, or its path: as in the source, absolute, or from the folder of the list.
+        """
         if not self.rows:
             return []
         ending = posixpath.splitext(recording.source_path)[1]
         names = (recording.source_path, recording.recording_id + ending)  # a recording may consist of several files
-        keys = [*map(_path_key, (*names, recording.audio_path)), *map(_name_key, map(posixpath.basename, names))]
+        path = recording.audio_path
+        paths = (*names, path, path.removeprefix(self.folder))
+        keys = [*map(_path_key, paths), *map(_name_key, map(posixpath.basename, names))]
         return [self.rows[key] for key in dict.fromkeys(keys) if key in self.rows]
 
 
@@ -101,7 +107,12 @@ def _read_rows(path: Path, mistakes: Mistakes) -> Iterator[tuple[int, dict[str, 
     columns = [name.strip().lower() for name in next(reader, [])]
     if "filename" not in columns or not names_place(columns):
         why = f"its header, separated by commas, is {quoted(','.join(columns))}"
-        mistakes.add(0, "lacks columns", why=why, fix=f"head -n 1 {shell_line(path)}   # expected: {_COLUMNS}")
+        fix = f"head -n 1 {shell_line(path)}   # expected: {_COLUMNS}"
+        for mark in ";\t":
+            if len(columns) == 1 and mark in columns[0]:
+                why = f"its header has {mark!r} instead of commas"
+                fix = copy_command(path, f"tr {',' + mark!r} '.,'", "< ")  # also of decimal commas
+        mistakes.add(0, "lacks columns", why=why, fix=fix)
         return
     if len(set(columns)) < len(columns):
         mistakes.add(0, "has a column twice", why=f"its header is {quoted(','.join(columns))}")
@@ -238,9 +249,17 @@ def gives_places(settings: RunSettings, sources: Sources) -> bool:
 _GUIDE = "badcjobs guide audio   (places and dates)"
 
 
+def placing_options(settings: RunSettings) -> list[str]:
+    """Return HawkEars' options for one place of all recordings; HawkEars 1 also takes the beginnings of their names."""
+    names = set(PLACING_OPTIONS)
+    if settings.engine == "hawkears1":
+        names = {option[:length] for option in PLACING_OPTIONS for length in range(3, len(option) + 1)}
+    return [arg for arg in settings.engine_args if arg.partition("=")[0] in names]
+
+
 def refuse_placing_options(settings: RunSettings, sources: Sources) -> None:
     """Refuse HawkEars' options for one place of all recordings, if recordings have their own."""
-    options = [arg for arg in settings.engine_args if arg.partition("=")[0] in PLACING_OPTIONS]
+    options = placing_options(settings)
     if options and gives_places(settings, sources):
         raise BadInput(
             f"--engine-arg {' '.join(options)} cannot be used together with places of recordings",
@@ -295,6 +314,7 @@ class _PlaceCheck:
     unknown_regions: dict[str, str] = field(default_factory=dict)  # region → the first recording
     moved: list[str] = field(default_factory=list)
     places: dict[str, tuple[Place, int]] = field(default_factory=dict)  # recording id → place, number of its source
+    examples: list[str] = field(default_factory=list)  # the paths of the first recordings
     divided: dict[str, str] = field(default_factory=dict)  # recording id → what is wrong with it
     study_areas: set[str | None] = field(default_factory=set)
 
@@ -309,6 +329,8 @@ class _PlaceCheck:
             return
         self.places[recording.recording_id] = place, self.source
         self.counts.recordings += 1
+        if len(self.examples) < NAMED:
+            self.examples.append(shown(recording.source_path))
         if self.done.get(recording.recording_id, place) != place:
             self.moved.append(recording.source_path)
         if name.left_out is not None:
@@ -340,7 +362,8 @@ class _PlaceCheck:
                 both = f"{shown(first.audio_path)} and {shown(recording.audio_path)}"
                 mistakes.add(row.line, f"{quoted(row.filename)} matches two recordings: {both}")
         if len(rows) > 1:
-            mistakes.add(rows[1].line, f"names the same recording as line {rows[0].line}")
+            earlier, later = sorted(row.line for row in rows[:2])
+            mistakes.add(later, f"names the same recording as line {earlier}")
 
     def _look_up(self, recording: Chunk, name: RecordingName) -> None:
         """Ask HawkEars' table of regions, if it is at hand."""
@@ -376,7 +399,7 @@ class _PlaceCheck:
         self.counts.unmatched_names = unmatched
         if unmatched and not self.named:
             why = "a filename is a path below the source, or a file name alone"
-            why += f"; the first are {', '.join(unmatched[:NAMED])}"
+            why += f"; the list has {', '.join(unmatched[:NAMED])}; the source has {', '.join(self.examples)}"
             filelist.mistakes.add(0, "names no recording of the source", why=why)
         elif not filelist.rows and not filelist.mistakes.count:
             filelist.mistakes.add(0, "has no rows")
@@ -407,7 +430,7 @@ def place_words(counts: PlaceCounts) -> str:
     parts = [f"{counts.placed:,} of {counts.recordings:,} recordings have a place"]
     kinds = [
         (counts.left_out, "left out, because nothing places them", counts.left_out_names),
-        (counts.unplaced, "analysed without a place, so without the filter of species", []),
+        (counts.unplaced, "analysed without a place (HawkEars: without the filter of species)", []),
         (counts.undated, "without a date, so that the place counts for all weeks", []),
         (counts.not_covered, "where HawkEars has no county, so without the filter", counts.not_covered_names),
         (len(counts.unmatched_names), "names in the list that match no recording", counts.unmatched_names),

@@ -23,6 +23,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from badcjobs.devices.allocation import own_memory_bytes
@@ -145,7 +146,8 @@ def open_task(resolved: ResolvedTask, settings: RunSettings, world: World) -> It
             records.claim_file = str(claim.path)
             world.log_to(out.task_log(key))
             records.begin(engine=resolved.engine.name, telemetry=settings.telemetry, end=resolved.end)
-            records.writer.write_meta({"settings": settings.to_json(world.cwd)})
+            used = replace(settings, filelist_digest=resolved.run.filelist_sha256 or None)
+            records.writer.write_meta({"settings": used.to_json(world.cwd)})
             records.writer.write_meta(announce(world.environ, key, database))
             time = TimeBudget(resolved.end, world.clock)
             learned = Learned(subject_of(settings), known_files(LESSONS, out.path, world.environ))
@@ -546,6 +548,7 @@ def close_task(task: Task, end: Verdict) -> dict[str, Any]:
         "database": str(task.settings.out / "tasks" / f"{task.key.name}.sqlite"),
         "chunks": counts,
         "left_out": places.left_out if places else 0,  # recordings
+        "left_out_names": places.left_out_names if places else [],  # the first five
         "audio_s": task.writer.audio_done_s(),
         "overlap": task.settings.overlap_s,  # seconds that count in both chunks until the merge
         "wall_s": records.wall_s,

@@ -413,6 +413,7 @@ def placing_manager(module: Any, feed: Feed) -> type:
     class PlacingManager(module.OccurrenceManager):  # type: ignore[misc]
         def __init__(self, *args: Any, **named: Any) -> None:
             super().__init__(*args, **named)
+            self.date = self.week_num = None  # the date in a --cfg file is not for recordings without one
             feed.places = self
 
         @property

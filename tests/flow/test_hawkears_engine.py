@@ -324,6 +324,7 @@ def test_forty_recordings_of_five_provinces_and_three_seasons_are_judged_as_by_h
             own_lines.append(f"{name},{day},{PLACES[place]}\n")
     (site.folder / "list.csv").write_text("".join(lines))
     (site.folder / "own.csv").write_text("".join(own_lines))
+    (site.folder / "all.yaml").write_text("hawkears: {date: '20240115', region: CA-BC}\n")  # without effect on a list
     options = ("--models", "1", "-m", "0.3")
     hawkears_options = ("--hawkears-python", python_of(hawkears.program), "--hawkears-root", hawkears.root)
     with ThreadPoolExecutor() as pool:
@@ -331,7 +332,8 @@ def test_forty_recordings_of_five_provinces_and_three_seasons_are_judged_as_by_h
         alone = pool.submit(hawkears.analyze_alone, site.folder / "own", run)
         ended = site.run(
             "audio", "--filelist", "list.csv", "--chunk-length", 4, *hawkears_options, "--cpu-workers", 1,
-            "--no-emit-gpu-telemetry", *(f"--engine-arg={word}" for word in options), env={"OMP_NUM_THREADS": "1"},
+            "--no-emit-gpu-telemetry", *(f"--engine-arg={word}" for word in (*options, "--cfg=all.yaml")),
+            env={"OMP_NUM_THREADS": "1"},
         )  # fmt: skip
     assert ended.exit_code == 0, ended.stderr
     found = {}

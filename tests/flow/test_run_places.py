@@ -1,5 +1,6 @@
 """Places and dates through a whole run: who is left out, what a longer list adds, and which change is refused."""
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -38,10 +39,12 @@ def test_a_longer_list_is_welcome_and_another_place_for_what_is_done_is_not(site
     tell("one is left out, one fails", first)
     write_list(site, *FIRST[:2], "three.wav,,CA-QC", "b/two.wav,,CA-NT")
     tell("a new row, and another place for what failed", run(site))
+    used = hashlib.sha256((site.folder / "list.csv").read_bytes()).hexdigest()
     write_list(site, "one_20240601.wav,20240602,CA-AB", *FIRST[1:])
     unmerged = site.badcjobs("check", "july", "--out", site.out, "--", *ON_CPU, "--filelist=list.csv")
     assert "done: 2 (a/one_20240601.wav, b/two.wav)" in " ".join(unmerged.stdout.split()), "also before a merge"
     merged = site.merged()
+    assert site.badcjobs("report", site.out, "--json").json["settings"]["filelist_digest"] == used
     announced += ["# merged", *map(str, rows(merged, PLACES)), str(rows(merged, "SELECT count(*) FROM chunk"))]
     before = sorted(site.out.rglob("*"))
     write_list(site, "one_20240601.wav,20240602,CA-AB", FIRST[1], "b/two.wav,,CA-BC")
@@ -71,7 +74,8 @@ def test_a_wrong_list_is_refused_before_anything_is_written_but_is_not_checked_b
     checked = site.badcjobs("check", "july", "--quick", "--out", site.out, "--", *ON_CPU, "--filelist=list.csv")
     assert (checked.exit_code, "matches two recordings" in checked.stdout) == (1, True)
     assert not site.out.exists()
-    assert run(site, env=array_task(0, [0])).exit_code == 0
+    done = run(site, "--json", env=array_task(0, [0]))
+    assert (done.exit_code, done.json["left_out_names"]) == (0, ["a/one_20240601.wav", "b/three.wav"])
     changed = run(site, "--config", "run.filelist_digest=that-of-submit", env=array_task(0, [0]))
     assert (changed.exit_code, "has changed since submit" in changed.stderr) == (2, True)
 
@@ -104,6 +108,18 @@ def test_what_a_run_counts_and_freezes_is_what_check_plan_and_submit_say(site):
         assert re.search(
             "holds a run with a list|filelist given was true", " ".join((refused.stdout + refused.stderr).split())
         ), command
+
+
+def test_only_a_place_switches_the_filter_of_species_on(site):
+    write_files(AUDIO, site.folder)
+    said = {}
+    for options in ("", "--cfg=a.yaml", "--date=0601", "--region=CA-NT", "--lat=61 --lon=-115"):
+        words = [f"--engine-arg={word}" for word in options.split()]
+        check = ("check", "july", "--quick", "--out", site.out, "--", "--cpu-workers=1", *words)
+        said[options] = re.findall("filter of species is off[^;]*", " ".join(site.badcjobs(*check).stdout.split()))
+    off = ["filter of species is off"]
+    assert said == {"": off, "--cfg=a.yaml": [f"{off[0]}, unless the file of --cfg has one"], "--date=0601": off,
+                    "--region=CA-NT": [], "--lat=61 --lon=-115": []}  # fmt: skip
 
 
 def test_results_keep_their_place_if_a_task_that_should_replace_them_is_stopped(site):

@@ -98,6 +98,7 @@ class Story:
     decisions: Sequence[tuple[str, str | None, Mapping[str, object]]] = ()  # code, subject, figures
     settings: Mapping[str, object] = field(default_factory=dict)
     species: Sequence[tuple[str, str]] = ()  # that are heard, the first ones most often
+    left_out: bool = False  # its one recording, because nothing places it
     seed: int = 1
 
     @property
@@ -282,6 +283,9 @@ class _Task:
         self._ids = [writer.device_id(device) for device in self._devices]
         writer.update_task(devices=story.devices, workers=self.play.places)
         writer.fill([story.chunk(number) for number in range(len(story.chunks))], lambda rows: None)
+        if story.left_out:
+            one = Chunk("a", "a", "a.wav", "/scratch/audio/a.wav")
+            writer.fill([one], lambda rows: None, lambda chunk: model.RecordingName(left_out="no_place"))
 
     def write_work(self, writer: TaskWriter) -> None:
         story, play = self._story, self.play

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rooms import store
 from rooms.cli import read_topic
-from rooms.model import Billing, Code
+from rooms.model import Billing, Code, PlaceCounts
 from rooms.report import KINDS, Bill, find, headlines, list_findings, make_bill, summarize
 from rooms.root import SystemClock
 from rooms.store import DeviceFacts, DeviceWork, GapFacts, JobFacts, TaskFacts
@@ -49,6 +49,11 @@ def job(*tasks, devices=(DEVICE,), **more):
     chunks = {"done": sum(t.done for t in tasks), "pending": sum(t.pending for t in tasks)}
     facts = JobFacts(tasks, tuple(devices), chunks, sum(t.audio_s for t in tasks), 0, 500, (), (), (), ())
     return replace(facts, **more)
+
+
+def left_out(number):
+    settings = {"source": ["/a/july 1"], "filelist": "/a/l.csv"}
+    return job(replace(TASK, done=0), devices=[], places=PlaceCounts(5, number), last_settings=settings)
 
 
 def many(number):
@@ -119,7 +124,7 @@ def cores(busy, gpus, cpus=8):
 FACTS = Lines(
     TASKS, DEVICES, lambda tasks, devices: job(*tasks, devices=devices or [DEVICE]),
     store.Completeness(None, None, 9, 0, 0, 0, 9, 0), large={made.__name__: made for made in (
-        hot_nodes, peers, without_readings, busy_job, uneven, starts, cores)},
+        hot_nodes, peers, without_readings, busy_job, uneven, starts, cores, left_out)},
 )  # fmt: skip
 
 

@@ -297,7 +297,7 @@ def test_recordings_left_out_are_named_and_neither_done_nor_missing(tmp_path, pa
 
     def tell(what, states, *names):
         chunks = {name: STATES[letter] for name, letter in zip("abcxyz", states, strict=False)}
-        at = {"job_id": f"local{len(said) + 1}", "started_at_ms": START_MS + len(said)}
+        at = {"job_id": f"local{len(said) + 1}", "engine": "hawkears", "started_at_ms": START_MS + len(said)}
         TaskFile(run.folder, states=chunks, names=dict(zip("abcxyz", names, strict=False)), **at).write()
         job = run.merge()
         summary = summarize_database(job)

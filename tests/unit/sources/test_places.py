@@ -18,6 +18,7 @@ def place_recordings(case, folder):
         filelist=options.get("filelist"),
         patterns=parse_patterns(["{study_area}/*"])[0] if areas else (),
         places=ProjectPlaces(everywhere, areas),
+        engine=options.get("engine", "hawkears"),
         engine_args=tuple(options.get("engine_arg", "").split()),
     )
     try:
