@@ -174,7 +174,7 @@ def _after_check(order: CheckOrder, out: str | None, *, on_line: bool) -> Sequen
 
 def make_parser(group: Any) -> Parser:
     """Return a function that parses words of a script as the program itself would; nothing is run."""
-    from badcjobs.cluster.job_script import ParsedWords, WrongWord
+    from badcjobs.cluster.job_script import Mistake, ParsedWords
 
     names = group.list_commands(None)
 
@@ -182,21 +182,19 @@ def make_parser(group: Any) -> Parser:
         parsed = _parse(group, words, "")
         if parsed.wrong or not parsed.operands:
             return parsed
-        word, *rest = parsed.operands
-        name = word if word in names else nearest(word, names)
-        if name is None:
-            return ParsedWords(wrong=WrongWord(f"badcjobs has no command {word}", "badcjobs --help"))
-        parsed = replace(_parse(group.get_command(None, name), rest, name), command=name)
-        if name != word:
-            parsed = replace(parsed, wrong=WrongWord(f"badcjobs has no command {word}", name, word))
-        return parsed
+        name, *rest = parsed.operands
+        if name in names:
+            return replace(_parse(group.get_command(None, name), rest, name), command=name)
+        near = nearest(name, names)
+        hint = f"; did you mean {near}?" if near else ""
+        return ParsedWords(wrong=Mistake(f"badcjobs has no command {name}{hint}", "badcjobs --help"))
 
     return parse
 
 
 def _parse(command: Any, words: Sequence[str], name: str) -> ParsedWords:
     from badcjobs.cli.options import explain_moved_option
-    from badcjobs.cluster.job_script import ParsedWords, WrongWord
+    from badcjobs.cluster.job_script import Mistake, ParsedWords
 
     context = command.context_class(command, info_name=name)
     try:
@@ -204,15 +202,10 @@ def _parse(command: Any, words: Sequence[str], name: str) -> ParsedWords:
     except Exception as error:
         if not hasattr(error, "format_message"):  # another error than wrong usage
             raise
-        message = f"badcjobs {name}: {error.format_message()}"
-        wrong = getattr(error, "option_name", None) or ""
-        moved = explain_moved_option(wrong, words, name)
-        near = nearest(wrong, getattr(error, "possibilities", None) or ())
-        if moved is not None:
-            return ParsedWords(wrong=WrongWord(message, moved[1]))
-        if near is None:
-            return ParsedWords(wrong=WrongWord(message, f"badcjobs {name} --help"))
-        return ParsedWords(wrong=WrongWord(message, near, wrong))
+        moved = explain_moved_option(getattr(error, "option_name", None) or "", words, name)
+        program = f"badcjobs {name}".strip()
+        fix = moved[1] if moved else f"{program} --help"
+        return ParsedWords(wrong=Mistake(f"{program}: {error.format_message()}", fix))
     listed = [word for value in values.values() if isinstance(value, tuple) for word in value]
     kept = {key: value for key, value in values.items() if value is not None and not isinstance(value, tuple)}
     return ParsedWords(values=kept, operands=(*listed, *operands))

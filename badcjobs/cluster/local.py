@@ -259,8 +259,6 @@ def _check(job: LocalJob, logs: Path, pool: DevicePool, tell: Tell) -> None:
         tell(f"{of_cores}: at most {room} at a time")
     elif request.cores > cores:
         tell(of_cores)
-    if request.ignored:
-        tell("without effect outside Slurm: " + ", ".join(f"--{name}" for name in request.ignored))
 
 
 def _new_job(world: World, logs: Path) -> tuple[int, Path]:
