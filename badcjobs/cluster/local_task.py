@@ -127,19 +127,13 @@ class LocalJob:
 
     def _of_task(self, index: int | None) -> dict[str, object]:
         values: dict[str, object] = {
-            "SLURM_CLUSTER_NAME": "local",
-            "SLURM_JOB_PARTITION": "local",
             "SLURM_JOB_ID": self.own_id(index),
             "SLURM_JOB_NAME": self.name,
-            "SLURM_JOB_USER": psutil.Process().username(),
             "SLURM_JOB_NODELIST": self.node,
             "SLURMD_NODENAME": self.node,
             "SLURM_JOB_NUM_NODES": 1,
-            "SLURM_NODEID": 0,
             "SLURM_PROCID": 0,
-            "SLURM_LOCALID": 0,
             "SLURM_SUBMIT_DIR": self.world.cwd,
-            "SLURM_SUBMIT_HOST": self.node,
             "PWD": self.world.cwd,
         }
         array = self.request.array
@@ -165,7 +159,6 @@ class LocalJob:
             "SLURM_JOB_END_TIME": asked.time_s and now_s + asked.time_s,
             "SLURM_MEM_PER_NODE": memory_mib or None,
             "SLURM_CPUS_ON_NODE": self.cores,
-            "SLURM_JOB_CPUS_PER_NODE": self.cores,
             "SLURM_CPUS_PER_TASK": cpus and min(cpus, self.world.cores),
             "SLURM_RESTART_COUNT": restart or None,
         }
