@@ -97,7 +97,7 @@ ENDPOINTS = (
     Endpoint("one_task", "/api/tasks/{name}"),
     Endpoint("log", "/api/tasks/{name}/log", JSON, _OF_LOG),
     Endpoint("alerts", "/api/alerts"),
-    Endpoint("ws", "/ws", JSON, [Parameter("last_event_id", *_TEXT)]),
+    Endpoint("ws", "/ws"),
     Endpoint("prometheus", "/metrics", "text/plain; version=0.0.4"),
     Endpoint("live.js", "/live.js", SCRIPT),
     Endpoint("words.js", "/words.js", SCRIPT),
@@ -125,7 +125,7 @@ def make_app(hub: Hub, source: LiveSource, guard: Guard) -> ASGIApp:
         if refusal is not None:
             answer = error_response(*refusal)
         elif scope["type"] == "websocket":
-            answer = _listener(hub, scope)
+            answer = _listener(hub, scope["path"])
         try:
             await answer(scope, receive, send)
         except Exception:
@@ -135,12 +135,12 @@ def make_app(hub: Hub, source: LiveSource, guard: Guard) -> ASGIApp:
     return guarded_app
 
 
-def _listener(hub: Hub, scope: Scope) -> ASGIApp:
+def _listener(hub: Hub, path: str) -> ASGIApp:
     """Return the listener for a WebSocket, or the reason for its refusal."""
-    if scope["path"] != "/ws":
+    if path != "/ws":
         return error_response(404, "the only WebSocket is /ws")
     try:
-        return hub.join(QueryParams(scope["query_string"]).get("last_event_id"))
+        return hub.join()
     except HTTPException as error:
         return error_response(error.status_code, error.detail, error.headers)
 
