@@ -42,7 +42,7 @@ _HELP_INDENT = 16
 _HELP = (
     ("up down j k", "move between lines; also page up, page down, home, end"),
     ("enter", "open the task on this line; escape returns"),
-    ("s   r", "change the sort order; reverse it"),
+    ("s", "change the sort order"),
     ("/", "show only lines with these words: 'gpu03 running'"),
     ("d", "switch between tasks and devices"),
     ("?   q", "this help; quit"),
@@ -285,11 +285,9 @@ def _foot(ui: UiState, width: int) -> Text:
 
 def _list_keys(ui: UiState) -> list[str]:
     order = f"by {ui.order}"
-    if ui.reverse:
-        order += ", reversed"
     if ui.filter:
         order += f", only '{ui.filter}'"
-    keys = [order, "q quit", "? help", "s sort", "/ filter", "r reverse"]
+    keys = [order, "q quit", "? help", "s sort", "/ filter"]
     if ui.of_run:
         keys[3:3] = ["enter open", "d tasks" if ui.page == DEVICES else "d devices"]
     return keys
