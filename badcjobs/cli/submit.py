@@ -191,9 +191,9 @@ def _facts(result: SubmitResult) -> Facts:
         "logs": str(order.logs),
         "array": order.spec,
         "tasks": len(job.indices),
-        "chunks": result.plan.chunks,
+        "chunks": result.plan.survey.chunks,
         "left": result.plan.left,
-        "audio_looked_at": result.plan.looked_at,
+        "audio_looked_at": result.plan.survey.looked_at,
         "found": result.found,
         "follow": [f"squeue -j {ids}", f"tail -F {shell_line(order.logs)}/{job.job_id}_*_log.out"],
         "cancel": Slurm().cancel_line(job),
@@ -211,7 +211,7 @@ def _result_text(facts: Facts, result: SubmitResult) -> str:
 
     rows = {"folder": facts["out"]}
     if not result.found:
-        rows |= result.plan.notes
+        rows |= result.plan.survey.notes
     if facts["merge_unsure"]:
         rows["merge"] = "it is not known whether the merge job exists; the same command in a minute looks for it"
     elif facts["merge_job_id"] is None:
@@ -245,16 +245,16 @@ def _submit_here(resolved: ResolvedSubmit, devices: StandIn, how: SubmitFlags) -
     world = read_world()
     plan = resolved.plan
     if not how.json_wanted:
-        for note in plan.notes.values():
+        for note in plan.survey.notes.values():
             remark(note)
     if how.dry_run:
         emulation.check_run_folder(plan.order.out, again=how.again)
         return _show_scripts(how, script=emulation.script_of(plan.order))
     settings = _local_settings(resolved.options, devices, how)
     if not plan.order.only:
-        settings = replace(settings, chunks=plan.chunks)
+        settings = replace(settings, chunks=plan.survey.chunks)
     done = emulation.emulate_order(plan.order, settings, world, remark)
-    facts = {"chunks": plan.chunks, "audio_looked_at": plan.looked_at}
+    facts = {"chunks": plan.survey.chunks, "audio_looked_at": plan.survey.looked_at}
     return _report_local_end(done, how, facts)
 
 

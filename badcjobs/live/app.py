@@ -190,19 +190,17 @@ def _route(endpoint: Endpoint, handlers: Handlers) -> Route:
 
 def _parse_query(endpoint: Endpoint, query: QueryParams) -> dict[str, Any]:
     """Return the value of each parameter; raise a 400 for a wrong one."""
-    parameters = {parameter.name: parameter for parameter in endpoint.parameters}
+    names = [parameter.name for parameter in endpoint.parameters]
     for name in query:
-        if name not in parameters:
-            allowed = f"known: {', '.join(parameters)}" if parameters else "this path has none"
-            raise HTTPException(400, f"unknown parameter {name[:40]!r} ({allowed})")
-        if len(query.getlist(name)) > 1:
-            raise HTTPException(400, f"parameter {name} is given twice")
-    values = {name: parameter.default for name, parameter in parameters.items()}
-    for name, text in query.items():
-        parameter = parameters[name]
-        if not re.fullmatch(parameter.pattern, text, re.DOTALL):
-            raise HTTPException(400, f"{name}={text[:20]}: must be {parameter.allowed}")
-        values[name] = parameter.type(text)
+        if name not in names:
+            allowed = ", ".join(names) or "none"
+            raise HTTPException(400, f"unknown parameter {name[:40]!r} (known: {allowed})")
+    values = {}
+    for name, pattern, allowed, read, default in endpoint.parameters:
+        text = query.get(name)
+        if text is not None and not re.fullmatch(pattern, text, re.DOTALL):
+            raise HTTPException(400, f"{name}={text[:20]}: must be {allowed}")
+        values[name] = default if text is None else read(text)
     return values
 
 

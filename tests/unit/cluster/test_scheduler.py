@@ -278,8 +278,9 @@ def test_their_scripts_ask_for_what_was_ordered(place, pages):
     job = Submitted("4821", "4822", order.indices)
     said["lines.txt"] = cluster.Slurm().cancel_line(job)
     assert [*place.folder.iterdir()] == [place.tmp], "nothing is written"
-    with pytest.raises(BadInput, match="has a % in its name"):
-        cluster.array_script(replace(order, out=place.folder / "100%"))
+    for name in ("100%", "a\nb"):
+        with pytest.raises(BadInput, match="has a % or a line break in its name"):
+            cluster.array_script(replace(order, out=place.folder / name))
     plain = {name: text.replace(str(place.folder), "FOLDER") for name, text in said.items()}
     pages({name: text.replace(sys.executable, "PYTHON").replace("PYTHON -P", "PYTHON") for name, text in plain.items()})
 
