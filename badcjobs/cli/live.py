@@ -69,7 +69,13 @@ def _open_machine(command: str, target: Path | None, simulate: str | None, proje
     if target is None:
         hostname = socket.gethostname().split(".")[0]
         stand_in = find_stand_in(project, simulate)
-        return open_machine_view(environ(), SystemClock(), stand_in, hostname=hostname, limits=project.alerts)
+        return open_machine_view(
+            environ(),
+            SystemClock(),
+            stand_in,
+            hostname=hostname,
+            limits=project.alerts,
+        )
     if simulate is None:
         return None
     line = shell_line("badcjobs", command, target)
@@ -110,7 +116,12 @@ def monitor(
         elif once or not sys.stdout.isatty() or Console().is_dumb_terminal:
             print_snapshot(view.look(), ui, ascii_only=ascii_only)
         else:
-            return show(view, ui, interval_s=interval, ascii_only=ascii_only)
+            return show(
+                view,
+                ui,
+                interval_s=interval,
+                ascii_only=ascii_only,
+            )
     return 0
 
 
@@ -216,7 +227,12 @@ def print_snapshot(snapshot: Snapshot, ui: UiState, *, ascii_only: bool) -> None
     if not console.is_terminal:
         say(as_plain_text(snapshot, ui, ascii_only=ascii_only))
         return
-    page = draw(snapshot, ui, width=console.width, ascii_only=ascii_only)
+    page = draw(
+        snapshot,
+        ui,
+        width=console.width,
+        ascii_only=ascii_only,
+    )
     console.print(_LINE_END.join(page.lines), soft_wrap=True)  # a command is not cut
 
 
@@ -249,12 +265,23 @@ def _interact(console: Console, signals: _Signals, reader: _SnapshotReader, ui: 
         if shown != drawn:
             drawn = shown
             if snapshot is not None:
-                page = draw(snapshot, ui, width=console.width, height=console.height, ascii_only=ascii_only)
+                page = draw(
+                    snapshot,
+                    ui,
+                    width=console.width,
+                    height=console.height,
+                    ascii_only=ascii_only,
+                )
             console.update_screen(_LINE_END.join(page.lines))
         if ui.quitting or signals.suspended or signals.ended_by is not None:
             return ui
         for key in _pressed_keys():
-            ui = press(ui, key, rows=page.rows, names=page.names)
+            ui = press(
+                ui,
+                key,
+                rows=page.rows,
+                names=page.names,
+            )
 
 
 class _SnapshotReader(threading.Thread):

@@ -100,7 +100,16 @@ def _say_merged(job: FinishedJob) -> None:
     if job.removed is not None:
         more.append(removal_text(job.removed.removed, job.removed.left, text_width()))
     title = job_title(job.database)
-    say(summary_text(job.summary, title, colour=colour_wanted(), more=more, width=text_width()), painted=True)
+    say(
+        summary_text(
+            job.summary,
+            title,
+            colour=colour_wanted(),
+            more=more,
+            width=text_width(),
+        ),
+        painted=True,
+    )
 
 
 def files_text(job: FinishedJob) -> str:

@@ -118,7 +118,12 @@ def submit(
 
 
 def _local_settings(options: SubmitSettings, stand_in: StandIn, how: SubmitFlags) -> LocalSettings:
-    return LocalSettings(stand_in, share_gpus=options.share_gpus, kill_wait_s=options.kill_wait_s, again=how.again)
+    return LocalSettings(
+        stand_in,
+        share_gpus=options.share_gpus,
+        kill_wait_s=options.kill_wait_s,
+        again=how.again,
+    )
 
 
 # --- under Slurm ------------------------------------------------------------------------------------------------------
@@ -144,7 +149,13 @@ def _submit_to_slurm(resolved: ResolvedSubmit, how: SubmitFlags) -> int:
         remark("--no-resume: chunks that are done will be done again")
     slurm = Slurm(BatchTask, environ=_environ_of_sbatch())
     with DelayedSignals("sbatch is submitting the job; waiting for its answer") as held:
-        submitted = submit_or_find(plan, slurm, clock, again=how.again, hold=held.begin)
+        submitted = submit_or_find(
+            plan,
+            slurm,
+            clock,
+            again=how.again,
+            hold=held.begin,
+        )
         facts = _facts(submitted)
         if not how.json_wanted:
             say(_result_text(facts, submitted))
@@ -340,7 +351,13 @@ def _say_end(job_id: str, verdict: str, ends: Ends, summary: Summary, files: Seq
     lines = [f"  {plain(line)}" for line in end_lines(job_id, ends)]
     head = headline(job_id, verdict, ends) if summary.verdict == "done" else None
     more = [*files] if head else [*lines, *files]
-    text = summary_text(summary, title, colour=colour_wanted(), more=more, width=text_width())
+    text = summary_text(
+        summary,
+        title,
+        colour=colour_wanted(),
+        more=more,
+        width=text_width(),
+    )
     if head:
         text = "\n".join([head, *lines, "", text])
     say(text, painted=True)

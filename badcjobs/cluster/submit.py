@@ -96,7 +96,14 @@ def plan_array(
         survey = survey_source(settings, cwd, progress)
     run_toml = RunFolder(out).run_toml
     frozen = FrozenRun.read(run_toml)
-    order = make_order(options, frozen, survey.listed, out=out, run_arguments=run_arguments, mistakes=mistakes)
+    order = make_order(
+        options,
+        frozen,
+        survey.listed,
+        out=out,
+        run_arguments=run_arguments,
+        mistakes=mistakes,
+    )
     if frozen is not None:
         check_against(frozen, FrozenRun.of(settings, order.shape, cwd), run_toml)
     return ArrayPlan(order, survey, records.asked_of(order), redo_all=not settings.resume)

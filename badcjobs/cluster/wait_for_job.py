@@ -79,7 +79,12 @@ def evaluate_job(
         summary = summarize_database(folder.job_database, progress, clock.now_ms(), _ended)
     else:
         order = MergeOrder([folder.path], folder.job_database)
-        summary = finish_job(order, clock, reading_source=progress, ask_queue=_ended).summary
+        summary = finish_job(
+            order,
+            clock,
+            reading_source=progress,
+            ask_queue=_ended,
+        ).summary
     ends = scheduler.ends(result.job, states, folder)
     # An earlier job may have done every chunk, although no task of this job started.
     verdict = verdict_of(ends) if summary.verdict == "done" else summary.verdict

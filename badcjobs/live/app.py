@@ -185,7 +185,12 @@ def _route(endpoint: Endpoint, handlers: Handlers) -> Route:
         text = content if isinstance(content, str) else json_text(content)
         return _response(text, endpoint.media)
 
-    return Route(endpoint.path, respond, methods=["GET"], name=endpoint.name)
+    return Route(
+        endpoint.path,
+        respond,
+        methods=["GET"],
+        name=endpoint.name,
+    )
 
 
 def _parse_query(endpoint: Endpoint, query: QueryParams) -> dict[str, Any]:

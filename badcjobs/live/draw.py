@@ -90,7 +90,12 @@ def as_plain_text(snapshot: Snapshot, ui: UiState | None = None, *, width: int =
     """Return one page as text without style, for a file, a pipe or a mail."""
     if ui is None:
         ui = UiState.at_start(of_run=snapshot.of_run)
-    page = draw(snapshot, ui, width=width, ascii_only=ascii_only)
+    page = draw(
+        snapshot,
+        ui,
+        width=width,
+        ascii_only=ascii_only,
+    )
     return "\n".join(line.plain.rstrip() for line in page.lines).rstrip()
 
 
@@ -120,7 +125,13 @@ def _body(snapshot: Snapshot, ui: UiState, width: int, room: int | None) -> Page
 def _help_lines(width: int) -> Lines:
     lines = []
     for name, meaning in _HELP:
-        lines += labelled(name, meaning, width, indent=_HELP_INDENT, style="bold")
+        lines += labelled(
+            name,
+            meaning,
+            width,
+            indent=_HELP_INDENT,
+            style="bold",
+        )
     return lines
 
 
@@ -206,7 +217,15 @@ def _progress(snapshot: Snapshot, width: int) -> Lines:
     if rate is not None:
         facts.append(speed(rate))
     style = "yellow" if total.failed else "green"
-    return [bar_line(total.share, facts, width, style=style, failed=share_of_chunk * total.failed)]
+    return [
+        bar_line(
+            total.share,
+            facts,
+            width,
+            style=style,
+            failed=share_of_chunk * total.failed,
+        )
+    ]
 
 
 def _totals(snapshot: Snapshot) -> Lines:

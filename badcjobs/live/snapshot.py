@@ -292,7 +292,14 @@ def _one_finding(alerts: Sequence[TaskAlert]) -> TaskAlert:
         nodes = sorted({alert.node for alert in alerts if alert.node})
         where = f"{count(len(devices), 'GPU')} on {first_names(nodes, _MOST_NAMED)}"
         message = f"{where}; for example, {worst.message}"
-        worst = replace(worst, message=message, node=None, task=None, device_index=None, device_uuid=None)
+        worst = replace(
+            worst,
+            message=message,
+            node=None,
+            task=None,
+            device_index=None,
+            device_uuid=None,
+        )
     return replace(worst, fix=worst.fix or _FIXES.get(worst.kind, ""))
 
 

@@ -89,7 +89,12 @@ class UiState:
     def at_start(cls, *, of_run: bool) -> UiState:
         """Return the state at the start."""
         page = TASKS if of_run else DEVICES
-        return cls(page=page, of_run=of_run, back_to=page, order=_FIRST_ORDER[page])
+        return cls(
+            page=page,
+            of_run=of_run,
+            back_to=page,
+            order=_FIRST_ORDER[page],
+        )
 
     @property
     def orders(self) -> list[str]:
@@ -116,7 +121,12 @@ def _scroll(ui: UiState, key: str, step: int | None, last: int) -> UiState:
         return replace(ui, scroll=min(last, max(0, ui.scroll + step)))
     if ui.page == TASK and key not in ("escape", "enter"):
         return ui
-    return replace(ui, page=ui.back_to, opened=None, scroll=0)
+    return replace(
+        ui,
+        page=ui.back_to,
+        opened=None,
+        scroll=0,
+    )
 
 
 def _press_in_list(ui: UiState, key: str, step: int | None, last: int, names: Sequence[str | None]) -> UiState:
@@ -124,7 +134,12 @@ def _press_in_list(ui: UiState, key: str, step: int | None, last: int, names: Se
     if step is not None:
         return replace(ui, line=min(last, max(0, ui.line + step)))
     if key == "?":
-        return replace(ui, page=HELP, back_to=ui.page, scroll=0)
+        return replace(
+            ui,
+            page=HELP,
+            back_to=ui.page,
+            scroll=0,
+        )
     if key == "/":
         return replace(ui, typing=True)
     if key == "escape":
@@ -133,10 +148,21 @@ def _press_in_list(ui: UiState, key: str, step: int | None, last: int, names: Se
         following = ui.orders.index(ui.order) + 1
         return replace(ui, order=ui.orders[following % len(ui.orders)], line=0)
     if key == "enter" and names and names[ui.line] is not None:
-        return replace(ui, page=TASK, opened=names[ui.line], back_to=ui.page, scroll=0)
+        return replace(
+            ui,
+            page=TASK,
+            opened=names[ui.line],
+            back_to=ui.page,
+            scroll=0,
+        )
     if key == "d" and ui.of_run:
         page = TASKS if ui.page == DEVICES else DEVICES
-        return replace(ui, page=page, order=_FIRST_ORDER[page], line=0)
+        return replace(
+            ui,
+            page=page,
+            order=_FIRST_ORDER[page],
+            line=0,
+        )
     return ui
 
 
@@ -144,7 +170,12 @@ def _type(ui: UiState, key: str) -> UiState:
     if key in ("enter", "ctrl-c"):
         return replace(ui, typing=False)
     if key == "escape":
-        return replace(ui, typing=False, filter="", line=0)
+        return replace(
+            ui,
+            typing=False,
+            filter="",
+            line=0,
+        )
     if key == "backspace":
         return replace(ui, filter=ui.filter[:-1], line=0)
     if len(key) == 1 and key.isprintable():
