@@ -129,6 +129,7 @@ class LocalJob:
         values: dict[str, object] = {
             "SLURM_JOB_ID": self.own_id(index),
             "SLURM_JOB_NAME": self.name,
+            "SLURM_JOB_USER": psutil.Process().username(),
             "SLURM_JOB_NODELIST": self.node,
             "SLURMD_NODENAME": self.node,
             "SLURM_JOB_NUM_NODES": 1,
