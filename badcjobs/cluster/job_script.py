@@ -260,7 +260,7 @@ class _Reader:
             self._read_call(number, line.strip())
 
     def _assign(self, indent: str, name: str, text: str) -> None:
-        """Set a variable; its value is not known in a branch or a loop, or if it is more than one plain word."""
+        """Set a variable to one plain word; its value is not known in a branch or a loop."""
         value = self._expand("".join(_split(text)[:1]))
         self.variables[name] = f"${name}" if indent or _is_unknown(value) else value
 
