@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 from collections.abc import Sequence
@@ -77,15 +78,40 @@ def check(
     Example:
       badcjobs check july.csv --out runs/july --tasks 20 --site sockeye
     """
-    from badcjobs.cluster.job_script import is_job_script
-    from badcjobs.planning.check import CheckOrder
     from badcjobs.planning.check import check as check_all
     from badcjobs.planning.findings import remarks_text
 
     log_to_stderr()
     project = read_project(context, "run", "submit")
-    flags = run_options(context, out=out, root=root)
     sources = tuple(source or project.get("run", "source") or ())
+    flags = run_options(context, out=out, root=root)
+    order = _check_order(context, project, sources, flags, settings, site=site, quick=quick)
+    checked = check_all(order)
+    answer(json_wanted, checked.to_dict(), remarks_text(checked.findings, text_width()))
+    if json_wanted:
+        return checked.exit_code
+    if checked.exit_code or not sources:
+        note = "once the problems are fixed" if checked.exit_code else ""
+        say_next(*this_command(*(["SOURCE"] if not sources else [])), note=note)
+    else:
+        say_next(*_after_check(order, out or project.get("run", "out"), on_line=any(settings.values())))
+    return checked.exit_code
+
+
+def _check_order(
+    context: typer.Context,
+    project: Project,
+    sources: tuple[str, ...],
+    flags: dict[str, Any],
+    options: dict[str, Any],
+    *,
+    site: str | None,
+    quick: bool,
+) -> CheckOrder:
+    """Return what to check: a job script, or what would be submitted."""
+    from badcjobs.cluster.job_script import is_job_script
+    from badcjobs.planning.check import CheckOrder
+
     trust = read_trust("--config", "")
     order = CheckOrder(
         settings=RunSettings(),
@@ -101,21 +127,8 @@ def check(
         site_trust=None if site or "site" in project.keys else trust,
     )
     if sources and is_job_script(sources[0]):
-        order = _with_script(order, sources, project, flags, settings)
-    else:
-        order = _with_source(order, sources, project, flags, settings, "--site " if site else "--config site=")
-    checked = check_all(order)
-    answer(json_wanted, checked.to_dict(), remarks_text(checked.findings, text_width()))
-    if json_wanted:
-        return checked.exit_code
-    same_check = this_command() if sources else this_command("SOURCE")
-    if checked.exit_code:
-        say_next(*same_check, note="once the problems are fixed")
-    elif not sources:
-        say_next(*same_check)
-    else:
-        say_next(*_after_check(order, out or project.get("run", "out"), on_line=any(settings.values())))
-    return checked.exit_code
+        return _with_script(order, sources, project, flags, options)
+    return _with_source(order, sources, project, flags, options, "--site " if site else "--config site=")
 
 
 def _with_script(
@@ -174,7 +187,7 @@ def _after_check(order: CheckOrder, out: str | None, *, on_line: bool) -> Sequen
 
 def make_parser(group: Any) -> Parser:
     """Return a function that parses words of a script as the program itself would; nothing is run."""
-    from badcjobs.cluster.job_script import ParsedWords, WrongWord
+    from badcjobs.cluster.job_script import Mistake, ParsedWords
 
     names = group.list_commands(None)
 
@@ -182,21 +195,19 @@ def make_parser(group: Any) -> Parser:
         parsed = _parse(group, words, "")
         if parsed.wrong or not parsed.operands:
             return parsed
-        word, *rest = parsed.operands
-        name = word if word in names else nearest(word, names)
-        if name is None:
-            return ParsedWords(wrong=WrongWord(f"badcjobs has no command {word}", "badcjobs --help"))
-        parsed = replace(_parse(group.get_command(None, name), rest, name), command=name)
-        if name != word:
-            parsed = replace(parsed, wrong=WrongWord(f"badcjobs has no command {word}", name, word))
-        return parsed
+        name, *rest = parsed.operands
+        if name in names:
+            return replace(_parse(group.get_command(None, name), rest, name), command=name)
+        near = nearest(name, names)
+        hint = f"; did you mean {near}?" if near else ""
+        return ParsedWords(wrong=Mistake(f"badcjobs has no command {name}{hint}", "badcjobs --help"))
 
     return parse
 
 
 def _parse(command: Any, words: Sequence[str], name: str) -> ParsedWords:
     from badcjobs.cli.options import explain_moved_option
-    from badcjobs.cluster.job_script import ParsedWords, WrongWord
+    from badcjobs.cluster.job_script import Mistake, ParsedWords
 
     context = command.context_class(command, info_name=name)
     try:
@@ -204,15 +215,10 @@ def _parse(command: Any, words: Sequence[str], name: str) -> ParsedWords:
     except Exception as error:
         if not hasattr(error, "format_message"):  # another error than wrong usage
             raise
-        message = f"badcjobs {name}: {error.format_message()}"
-        wrong = getattr(error, "option_name", None) or ""
-        moved = explain_moved_option(wrong, words, name)
-        near = nearest(wrong, getattr(error, "possibilities", None) or ())
-        if moved is not None:
-            return ParsedWords(wrong=WrongWord(message, moved[1]))
-        if near is None:
-            return ParsedWords(wrong=WrongWord(message, f"badcjobs {name} --help"))
-        return ParsedWords(wrong=WrongWord(message, near, wrong))
+        moved = explain_moved_option(getattr(error, "option_name", None) or "", words, name)
+        program = f"badcjobs {name}".strip()
+        fix = moved[1] if moved else f"{program} --help"
+        return ParsedWords(wrong=Mistake(f"{program}: {error.format_message()}", fix))
     listed = [word for value in values.values() if isinstance(value, tuple) for word in value]
     kept = {key: value for key, value in values.items() if value is not None and not isinstance(value, tuple)}
     return ParsedWords(values=kept, operands=(*listed, *operands))
@@ -239,9 +245,7 @@ def plan(
       badcjobs plan july.csv --site sockeye --rate 400 --parallel 10
     """
     from badcjobs.cli.job_signals import DelayedSignals
-    from badcjobs.planning.make_plan import to_dict
-    from badcjobs.planning.plan import PlanOrder, plan_sources, plan_text
-    from badcjobs.report.rules import PROBLEM
+    from badcjobs.planning.plan import PlanOrder, plan_sources
 
     log_to_stderr()
     project = read_project(context, "run", "submit")
@@ -258,44 +262,47 @@ def plan(
     )
     with DelayedSignals():  # so that the unfinished folder of --out is removed, whatever ends this
         planned = plan_sources(order, environ(), Path.cwd(), Pace("chunks read"))
-    finished_at = _finished_at(planned)
+    return _print_plan(planned, order.submit.account, json_wanted=json_wanted)
+
+
+def _print_plan(planned: Planned, account: str | None, *, json_wanted: bool) -> int:
+    """Print a plan, and when it is finished if its first task starts now; return the exit code."""
+    from badcjobs.planning.make_plan import to_dict
+    from badcjobs.planning.plan import plan_text
+    from badcjobs.report.rules import PROBLEM
+
     has_problem = any(remark.severity == PROBLEM for remark in planned.plan.remarks)
-    if json_wanted:
-        print_json({**to_dict(planned.plan), **_plan_document(planned, finished_at)})
-    else:
+    code = ExitCode.CHUNKS_FAILED if has_problem else ExitCode.DONE
+
+    finished_at = None
+    if planned.plan.running_s is not None:
+        end_s = SystemClock().now_ms() / 1000 + planned.plan.running_s
+        finished_at = datetime.fromtimestamp(end_s, tz=timezone.utc).astimezone().isoformat("T", "minutes")
+    if not json_wanted:
         say(plan_text(planned, text_width()))
         if finished_at is not None:
             remark(f"finished on {finished_at} if the first task starts now and no task waits in the queue")
-        _say_next_after_plan(planned, order.submit.account, has_problem=has_problem)
-    return ExitCode.CHUNKS_FAILED if has_problem else ExitCode.DONE
-
-
-def _finished_at(planned: Planned) -> str | None:
-    """Return when the plan is finished if its first task starts now; None: not known."""
-    if planned.plan.running_s is None:
-        return None
-    end_s = SystemClock().now_ms() / 1000 + planned.plan.running_s
-    return datetime.fromtimestamp(end_s, tz=timezone.utc).astimezone().isoformat("T", "minutes")
-
-
-def _plan_document(planned: Planned, finished_at: str | None) -> dict[str, Any]:
-    return {
+        _say_next_after_plan(planned, account, code)
+        return code
+    more = {
         "sources": list(planned.descriptions),
         "finished_at": finished_at,
         "folder": planned.folder and str(planned.folder),
         "scripts": [str(script) for script, _ in planned.written] or None,
     }
+    print_json({**to_dict(planned.plan), **more})
+    return code
 
 
-def _say_next_after_plan(planned: Planned, account: str | None, *, has_problem: bool) -> None:
+def _say_next_after_plan(planned: Planned, account: str | None, code: ExitCode) -> None:
     """Print the command that submits what was planned, or that writes it."""
-    note = "once the problems are fixed" if has_problem else ""
+    note = "once the problems are fixed" if code else ""
     if planned.written:
         script, _ = planned.written[0]
         say_next("sbatch", script, note=note)
         return
     options = []
-    if not has_problem:
+    if not code:
         options.append("--out=plan")
         ending = planned.plan.site.account_ends_with
         if ending and not account:
@@ -319,13 +326,7 @@ def probe(
     Example:
       badcjobs probe july/night.wav --html probe.html -- --max-gpus 1
     """
-    import logging
-
     from badcjobs.planning.probe import ProbeOrder, run_probe
-    from badcjobs.planning.probe_page import probe_page, probe_text
-    from badcjobs.report.job import write_whole
-    from badcjobs.store.atomic_write import cannot_write, try_to_write
-    from badcjobs.workers.learned import describe_readers
 
     project = read_project(context, "run", "alerts")
     most_s = parse_stop_after(time)
@@ -341,20 +342,36 @@ def probe(
     inputs = [*map(Path, audio), *filter(None, [project.file])]
     refuse_data([("--out", out, "probe.toml"), ("--html", html, "probe.html")], inputs)
     if html is not None:
-        try:
-            try_to_write(html)  # before minutes of trials
-        except OSError as error:
-            raise cannot_write(html, error) from error
+        _check_page(html)
     log_to_stderr(quiet=False)
     # A chunk that does not fit is a result here, not an error; the probe logs it itself.
     for noisy in ("supervise", "stream_session"):
         logging.getLogger(f"badcjobs.workers.{noisy}").setLevel(logging.CRITICAL)
-    world = read_world()
-    end = run_probe(order, world)
+    end = run_probe(order, read_world())
+    _print_probe(end, order, html, json_wanted=json_wanted)
+    return end.exit_code
+
+
+def _check_page(html: Path) -> None:
+    """Refuse a page that cannot be written, before minutes of trials."""
+    from badcjobs.store.atomic_write import cannot_write, try_to_write
+
+    try:
+        try_to_write(html)
+    except OSError as error:
+        raise cannot_write(html, error) from error
+
+
+def _print_probe(end: ProbeEnd, order: ProbeOrder, html: Path | None, *, json_wanted: bool) -> None:
+    """Print the result of the trials, and write their page; raise the first problem if there was no trial."""
+    from badcjobs.planning.probe_page import probe_page, probe_text
+    from badcjobs.report.job import write_whole
+    from badcjobs.workers.learned import describe_readers
+
     probes = [probed for probed in end.probes if probed.trials]
     if end.problems and not probes:
         raise end.problems[0]
-    kept = f"{shown(end.store)}; {describe_readers(end.store, world.environ)}"
+    kept = f"{shown(end.store)}; {describe_readers(end.store, environ())}"
     answer(json_wanted, _document(end), probe_text(probes, kept, end.notes, text_width()))
     for problem in end.problems:
         logging.getLogger(__name__).error("%s", problem)
@@ -362,7 +379,6 @@ def probe(
         write_whole(html, probe_page(probes, end.notes))
     if not json_wanted:
         _say_next_after_probe(end, order)
-    return end.exit_code
 
 
 def _say_next_after_probe(end: ProbeEnd, order: ProbeOrder) -> None:

@@ -69,7 +69,13 @@ def _open_machine(command: str, target: Path | None, simulate: str | None, proje
     if target is None:
         hostname = socket.gethostname().split(".")[0]
         stand_in = find_stand_in(project, simulate)
-        return open_machine_view(environ(), SystemClock(), stand_in, hostname=hostname, limits=project.alerts)
+        return open_machine_view(
+            environ(),
+            SystemClock(),
+            stand_in,
+            hostname=hostname,
+            limits=project.alerts,
+        )
     if simulate is None:
         return None
     line = shell_line("badcjobs", command, target)
@@ -110,7 +116,12 @@ def monitor(
         elif once or not sys.stdout.isatty() or Console().is_dumb_terminal:
             print_snapshot(view.look(), ui, ascii_only=ascii_only)
         else:
-            return show(view, ui, interval_s=interval, ascii_only=ascii_only)
+            return show(
+                view,
+                ui,
+                interval_s=interval,
+                ascii_only=ascii_only,
+            )
     return 0
 
 
@@ -131,25 +142,17 @@ def serve(
     """
     _check_installed()  # before the next imports
     from badcjobs.live.documents import LiveSource, open_run
-    from badcjobs.live.serve import MIN_TOKEN, bind, with_token
+    from badcjobs.live.serve import bind
     from badcjobs.live.serve import serve as serve_view
 
     project = read_project(context)
     token = environ().get(_TOKEN)
     target = _find_target(target, simulate, project)
-    words_of_target: list[str | Path] = []
-    if target is not None:
-        words_of_target.append(target)
-    elif simulate:
-        words_of_target.append(f"--simulate={simulate}")
-    command = shell_line("badcjobs", "serve", *words_of_target)
-    if token is not None and not _can_be_sent(token):
-        # Its value is not shown: it is a secret.
-        raise BadInput(f"{_TOKEN} must be printable ASCII without spaces", fix=with_token(command))
+    shown_words = [f"--simulate={simulate}"] if simulate else filter(None, [target])
+    command = shell_line("badcjobs", "serve", *shown_words)
+    _check_token(token, command)
     log_to_stderr()
     listening, place = bind(host, port, token, command)
-    if token is not None and len(token) < MIN_TOKEN:
-        remark(f"warning: a {_TOKEN} of fewer than {MIN_TOKEN} characters can be guessed")
     with closing(listening):
         clock = SystemClock()
         machine = _open_machine("serve", target, simulate, project)
@@ -164,9 +167,16 @@ def serve(
     return 0
 
 
-def _can_be_sent(token: str) -> bool:
-    """Return whether a token can be part of a header and of a URL."""
-    return bool(token) and token.isascii() and token.isprintable() and " " not in token
+def _check_token(token: str | None, command: str) -> None:
+    """Refuse a token that cannot be part of a header and of a URL; its value is not shown."""
+    from badcjobs.live.serve import MIN_TOKEN, with_token
+
+    if token is None:
+        return
+    if not (token and token.isascii() and token.isprintable()) or " " in token:
+        raise BadInput(f"{_TOKEN} must be printable ASCII without spaces", fix=with_token(command))
+    if len(token) < MIN_TOKEN:
+        remark(f"warning: a {_TOKEN} of fewer than {MIN_TOKEN} characters can be guessed")
 
 
 def _check_installed() -> None:
@@ -217,7 +227,12 @@ def print_snapshot(snapshot: Snapshot, ui: UiState, *, ascii_only: bool) -> None
     if not console.is_terminal:
         say(as_plain_text(snapshot, ui, ascii_only=ascii_only))
         return
-    page = draw(snapshot, ui, width=console.width, ascii_only=ascii_only)
+    page = draw(
+        snapshot,
+        ui,
+        width=console.width,
+        ascii_only=ascii_only,
+    )
     console.print(_LINE_END.join(page.lines), soft_wrap=True)  # a command is not cut
 
 
@@ -250,12 +265,23 @@ def _interact(console: Console, signals: _Signals, reader: _SnapshotReader, ui: 
         if shown != drawn:
             drawn = shown
             if snapshot is not None:
-                page = draw(snapshot, ui, width=console.width, height=console.height, ascii_only=ascii_only)
+                page = draw(
+                    snapshot,
+                    ui,
+                    width=console.width,
+                    height=console.height,
+                    ascii_only=ascii_only,
+                )
             console.update_screen(_LINE_END.join(page.lines))
         if ui.quitting or signals.suspended or signals.ended_by is not None:
             return ui
         for key in _pressed_keys():
-            ui = press(ui, key, rows=page.rows, names=page.names)
+            ui = press(
+                ui,
+                key,
+                rows=page.rows,
+                names=page.names,
+            )
 
 
 class _SnapshotReader(threading.Thread):

@@ -27,6 +27,8 @@ from badcjobs.cli.output import (
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode, NotHere
 from badcjobs.paths import shell_line
+from badcjobs.report.tables import Table, columns, table_text
+from badcjobs.words import UNKNOWN, memory, plain, share_words, temperature
 
 if TYPE_CHECKING:
     from badcjobs.devices.free import DeviceRequest
@@ -83,7 +85,12 @@ def _list_devices(request: DeviceRequest | None, stand_in: StandIn, *, everythin
     clock = SystemClock()
     variables = environ()
     if request is None:
-        return list_granted(variables, clock, stand_in=stand_in, everything=everything)
+        return list_granted(
+            variables,
+            clock,
+            stand_in=stand_in,
+            everything=everything,
+        )
     with DeviceLocks(lock_folder(variables), clock, describe_holder(os.getpid(), Path.cwd())) as locks:
         return list_free(variables, stand_in, request, locks, Waiting(clock, remark))
 
@@ -144,15 +151,8 @@ def record(
     )
     if is_stdout(out):
         return stream_samples(print_line, options, world, command=command or (), duration_s=duration)
-    end = run_record(
-        out,
-        options,
-        world,
-        command=command or (),
-        duration_s=duration,
-        overwrite=force,
-        live_mode=project.get("run", "live_mode") or "auto",
-    )
+    mode = project.get("run", "live_mode") or "auto"
+    end = run_record(out, options, world, command=command or (), duration_s=duration, overwrite=force, live_mode=mode)
     _say_recorded(end, around_command=bool(command))
     return int(end["exit_code"])
 
@@ -205,7 +205,6 @@ def _devices_text(listing: Mapping[str, Any], *, processes: bool, to_take: bool,
     """Return the devices of ``badcjobs gpus`` with the reasons; optionally their processes, or the line to use them."""
     from badcjobs.devices.allocation import VISIBLE
     from badcjobs.report.text import wrap
-    from badcjobs.words import plain
 
     devices = listing["devices"]
     reasons = [f"{_device_name(device)}: {device['why']}" for device in devices]
@@ -228,9 +227,6 @@ def _devices_text(listing: Mapping[str, Any], *, processes: bool, to_take: bool,
 
 
 def _device_table(devices: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
-    from badcjobs.report.tables import Table, columns, table_text
-    from badcjobs.words import UNKNOWN, memory, share_words, temperature
-
     heads = columns("<index", "<uuid", "<name", "free", "of", "util", "<load", "temp", "score", "backend")
     rows = []
     for device in devices:
@@ -252,9 +248,6 @@ def _device_table(devices: Sequence[Mapping[str, Any]], width: int | None) -> li
 
 def _process_lines(devices: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
     """Return the processes on the devices, and which devices do not tell theirs."""
-    from badcjobs.report.tables import Table, columns, table_text
-    from badcjobs.words import UNKNOWN, memory
-
     rows = []
     unlisted = []
     for device in devices:

@@ -23,7 +23,12 @@ from badcjobs.trust import Trust
 
 def option(metavar: str, text: str, *names: str, **limits: Any) -> Any:
     """Return an option that takes a value; ``names``: if they are not made from the name of the parameter."""
-    return typer.Option(*names, metavar=metavar, help=text, **limits)
+    return typer.Option(
+        *names,
+        metavar=metavar,
+        help=text,
+        **limits,
+    )
 
 
 def flag(name: str, text: str) -> Any:

@@ -67,7 +67,13 @@ class Command(TyperCommand):
 
     def __init__(self, *arguments: Any, **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
-        debug = TyperOption(param_decls=["--debug"], is_flag=True, default=False, expose_value=False, hidden=True)
+        debug = TyperOption(
+            param_decls=["--debug"],
+            is_flag=True,
+            default=False,
+            expose_value=False,
+            hidden=True,
+        )
         self.params += [config_option(hidden=self.name != "run"), debug]  # the program itself looks for --debug
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from badcjobs.cli.options import JsonWanted, find_run, flag, is_stdout, option, read_project, refuse_data, sources_of
+from badcjobs.cli.options import (
+    JsonWanted,
+    Target,
+    find_run,
+    flag,
+    is_stdout,
+    option,
+    read_project,
+    refuse_data,
+    sources_of,
+)
 from badcjobs.cli.output import (
     Pace,
     colour_wanted,
@@ -24,15 +35,20 @@ from badcjobs.cli.output import (
     text_width,
 )
 from badcjobs.clock import SystemClock
+from badcjobs.cluster.scheduler import QueueReader
+from badcjobs.cluster.slurm import Slurm
 from badcjobs.errors import BadInput, ExitCode
-from badcjobs.paths import shell_line
+from badcjobs.planning.site import find_billing
+from badcjobs.words import count
 
 if TYPE_CHECKING:
+    from badcjobs.report.export import ExportOrder
     from badcjobs.report.job import FinishedJob
 
 ROWS = "rows of the source read"
 JobPath = Annotated[Path | None, typer.Argument(metavar="DIR|FILE")]
-Forms = Literal["csv", "json", "jsonl", "parquet", "badc", "hawkears", "audacity", "raven"]
+_FORMS = Literal["csv", "json", "jsonl", "parquet", "badc", "hawkears", "audacity", "raven"]
+Form = Annotated[_FORMS | None, option("NAME", "csv|json[l]|parquet|badc|hawkears|audacity|raven.", "--format")]
 
 
 def merge(
@@ -51,9 +67,6 @@ def merge(
     Example:
       badcjobs merge runs/july
     """
-    from badcjobs.cluster.scheduler import QueueReader
-    from badcjobs.cluster.slurm import Slurm
-    from badcjobs.planning.site import find_billing
     from badcjobs.report.job import default_target, finish_job
     from badcjobs.store.merge import MergeOrder
 
@@ -61,15 +74,14 @@ def merge(
     project = read_project(context)
     places = inputs or [find_run(None, project, "merge")]
     order = MergeOrder(places, out or default_target(places), mix, progress=Pace("task databases merged"), tell=remark)
-    billing = find_billing(project, Path.cwd())
     job = finish_job(
         order,
         SystemClock(),
         reading_source=Pace(ROWS),
-        ask_queue=QueueReader(Slurm(), SystemClock()),
+        ask_queue=_ask_queue(),
         remove_merged=remove_merged,
         readings=json_wanted,
-        billing=billing,
+        billing=find_billing(project, Path.cwd()),
     )
     if json_wanted:
         print_json({**job.to_dict(streamed=True), "why_no_report": job.why_no_report})
@@ -88,7 +100,16 @@ def _say_merged(job: FinishedJob) -> None:
     if job.removed is not None:
         more.append(removal_text(job.removed.removed, job.removed.left, text_width()))
     title = job_title(job.database)
-    say(summary_text(job.summary, title, colour=colour_wanted(), more=more, width=text_width()), painted=True)
+    say(
+        summary_text(
+            job.summary,
+            title,
+            colour=colour_wanted(),
+            more=more,
+            width=text_width(),
+        ),
+        painted=True,
+    )
 
 
 def files_text(job: FinishedJob) -> str:
@@ -116,9 +137,6 @@ def report(
     Example:
       badcjobs report runs/july --compare runs/june --markdown july.md
     """
-    from badcjobs.cluster.scheduler import QueueReader
-    from badcjobs.cluster.slurm import Slurm
-    from badcjobs.planning.site import find_billing
     from badcjobs.report.job import report_job
 
     log_to_stderr()
@@ -129,29 +147,34 @@ def report(
         ("--markdown", markdown, "report.md"),
         ("--prometheus", prometheus, "report.prom"),
     )
-    to_stdout = [f"{option} {path}" for option, path, _ in targets if is_stdout(path)]
-    if json_wanted:
-        to_stdout.append("--json")
-    if len(to_stdout) > 1:
-        fix = f"badcjobs report {shell_line(job)} {to_stdout[0]}   (and the others into files)"
-        what = f"{' and '.join(to_stdout)} cannot be printed together"
-        raise BadInput(what, why="stdout holds one document", fix=fix)
-    inputs = [job, *sources_of(job)]
-    if compare is not None:
-        inputs += [compare, *sources_of(compare)]
-    refuse_data(targets, inputs)
-    queue = QueueReader(Slurm(), SystemClock())
+    printed = _check_targets(targets, [job, *filter(None, [compare])], json_wanted=json_wanted)
     readings = json_wanted or prometheus is not None
     billing = find_billing(project, Path.cwd())
-    with report_job(job, SystemClock(), compare, Pace(ROWS), queue, readings=readings, billing=billing) as forms:
+    with report_job(job, SystemClock(), compare, Pace(ROWS), _ask_queue(), readings=readings, billing=billing) as forms:
         for path, make in ((html, forms.to_html), (markdown, forms.to_markdown), (prometheus, forms.to_prometheus)):
             if path is not None:
                 _write(path, make())
     if json_wanted:
         print_json(forms.to_dict(streamed=True))
-    elif not to_stdout:
+    elif not printed:
         say(forms.to_text(colour=colour_wanted(), width=text_width()), painted=True)
     return ExitCode.DATABASE if forms.lossy_files else ExitCode.DONE
+
+
+def _ask_queue() -> QueueReader:
+    return QueueReader(Slurm(), SystemClock())
+
+
+def _check_targets(targets: Sequence[Target], runs: Sequence[Path], *, json_wanted: bool) -> list[str]:
+    """Return the options that print a document, at most one; refuse files that have data."""
+    printed = [f"{option} {path}" for option, path, _ in targets if is_stdout(path)]
+    if json_wanted:
+        printed.append("--json")
+    if len(printed) > 1:
+        what = f"{' and '.join(printed)} cannot be printed together"
+        raise BadInput(what, why="stdout holds one document", fix="--markdown report.md   (into a file)")
+    refuse_data(targets, [*runs, *chain.from_iterable(map(sources_of, runs))])
+    return printed
 
 
 def _write(path: Path, text: str | Iterable[str]) -> None:
@@ -173,9 +196,7 @@ def export(
     context: typer.Context,
     out: Annotated[Path, option("PATH", "File, folder, or - for stdout.", "--out", "-o")],
     source: JobPath = None,
-    form: Annotated[
-        Forms | None, option("NAME", "csv|json[l]|parquet|badc|hawkears|audacity|raven.", "--format")
-    ] = None,
+    form: Form = None,
     table: Annotated[list[str] | None, option("NAME|all", "Another table or view; repeatable.")] = None,
     species: Annotated[str | None, option("LIST", "Only these species: ROPT,RUGR.")] = None,
     min_score: Annotated[float | None, option("X", "Only detections with this score or more.")] = None,
@@ -190,56 +211,57 @@ def export(
       badcjobs export runs/july --min-score 0.8 --out july.csv
     """
     from badcjobs.report.export import ENDINGS, ExportOrder, form_of
-    from badcjobs.report.export import export as carry_out
-    from badcjobs.store.atomic_write import cannot_write
-    from badcjobs.words import count
 
     log_to_stderr()
     project = read_project(context)
     job = find_run(source, project, "export")
-    to_stdout = is_stdout(out)
     tables = tuple(table or ())
     named = form or form_of(out, several=by_study_area or len(tables) > 1 or "all" in tables)
     instead = f"export.{named}" if out.suffix and named in ENDINGS.values() else "exported"
     refuse_data([("--out", out, instead)], [job, *sources_of(job), *filter(None, [project.file])])
-    listed = tuple(dict.fromkeys(name.strip() for name in (species or "").split(",") if name.strip()))
     order = ExportOrder(
         job,
         named,
-        None if to_stdout else out,
+        None if is_stdout(out) else out,
         tables,
         by_study_area,
-        () if species is None else listed or ("",),
+        () if species is None else tuple(dict.fromkeys(name.strip() for name in species.split(","))),
         min_score,
         project.patterns,
         project.time_zone,
     )
+    _carry_out(order, out)
+    return 0
+
+
+def _carry_out(order: ExportOrder, out: Path) -> None:
+    """Write an export, and print what was written and what to do next."""
+    from badcjobs.report.export import export as carry_out
+    from badcjobs.store.atomic_write import cannot_write
+
     try:
         written, notes = carry_out(order, sys.stdout.buffer, _tell_progress(out))
         sys.stdout.flush()
-        if not to_stdout:
+        if not is_stdout(out):
             for file in written:
                 say(f"{file.path}: {count(file.rows, 'row')} ({file.table})")
     except OSError as error:  # of stdout
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # no error at exit
         if isinstance(error, BrokenPipeError):
-            return 0  # a reader that stops early (`| head -1`) is not an error
+            return  # a reader that stops early (`| head -1`) is not an error
         raise cannot_write(Path("stdout"), error) from error
     for note in notes:
         remark(note)
-    if named == "badc":
+    if order.form == "badc":
         say_next("badc", "infer", "aggregate", out)
-    elif named == "hawkears":
+    elif order.form == "hawkears":
         say_next("hawkears", "gui", note="Import analysis results")
-    elif not to_stdout:
+    elif not is_stdout(out):
         say_next("badcjobs", "guide", "export", note="how to read it")
-    return 0
 
 
 def _tell_progress(out: Path) -> Callable[[str, int, int | None], None]:
     """Return a function that prints the progress of an export: its table, the rows done, and of how many."""
-    from badcjobs.words import count
-
     pace = Pace("rows", 1.0 if sys.stderr.isatty() else 10.0)
 
     def tell(table: str, rows: int, of: int | None) -> None:

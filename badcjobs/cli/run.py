@@ -103,7 +103,12 @@ class ProgressBars:
             live = self._live or self._begin()
             before_s = time.thread_time()
             columns, lines = live.console.size
-            rows = bar_rows(look(), columns=columns, lines=lines, ascii_only=self._ascii_only)
+            rows = bar_rows(
+                look(),
+                columns=columns,
+                lines=lines,
+                ascii_only=self._ascii_only,
+            )
             live.update(Text("\n", no_wrap=True, overflow="crop").join(rows), refresh=True)
         except OSError:
             self._wanted = False  # the terminal is closed; the work continues

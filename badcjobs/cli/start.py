@@ -82,11 +82,8 @@ def demo(
     end = emulate_order(order, LocalSettings(StandIn(simulate=_GPUS)), world, lambda line: None)
     if end.job is None or end.exit_code not in (0, 130):
         bad = next(row for row in end.rows if row.exit_code != 0)
-        raise BadcjobsError(
-            f"demo task {bad.index} ended with exit code {bad.exit_code}",
-            why=last_lines(bad.log) if bad.log.exists() else bad.note,
-            fix=shell_line("cat", bad.log),
-        )
+        why = last_lines(bad.log) if bad.log.exists() else bad.note
+        raise BadcjobsError(f"demo task {bad.index} failed", why=why, fix=shell_line("cat", bad.log))
     if json_wanted:
         print_json(document_of(end.job.summary))
         return end.exit_code
@@ -342,12 +339,9 @@ def template(
     from badcjobs.planning.site import find_site
     from badcjobs.settings import SubmitSettings
 
-    if name is None:
-        if settings or out:
-            raise BadInput("which template? NAME is missing", fix="badcjobs template")
-        _list_templates(json_wanted)
-        return 0
-    complete = bool(settings) or out is not None  # else it is only looked at
+    is_used = bool(settings) or out is not None  # else it is only looked at
+    if name is None and not is_used:
+        return _list_templates(json_wanted=json_wanted)
     project = read_project(context, "submit")
     site = find_site(project.site, Path.cwd(), "--config site=")
 
@@ -356,7 +350,7 @@ def template(
             options = replace(options, gpus_per_task=min(options.gpus_per_task or 1, site.node_gpus))
         return complete_options(options, project, {}, site, environ(), Path.cwd())
 
-    filled = fill_template(name, settings or [], project, complete=complete, request=request)
+    filled = fill_template(name or "", settings or [], project, complete=is_used, request=request)
     if out is not None:
         refuse_data([("--out", out, "job.sbatch")])
         write_new(out, filled.text)
@@ -382,7 +376,7 @@ def _say_filled(filled: Template, out: Path | None) -> None:
         say_next("sbatch", out)
 
 
-def _list_templates(json_wanted: bool) -> None:
+def _list_templates(*, json_wanted: bool) -> int:
     from badcjobs.cluster.templates import list_templates
 
     templates = list_templates()
@@ -391,3 +385,4 @@ def _list_templates(json_wanted: bool) -> None:
     ending = ["", "next: badcjobs template array -o job.sbatch"]
     text = "\n".join(["Templates, to fill in with --set KEY=VALUE:", "", *rows, *ending])
     answer(json_wanted, {"templates": [template.to_dict() for template in templates]}, text)
+    return 0

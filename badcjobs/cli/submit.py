@@ -118,7 +118,12 @@ def submit(
 
 
 def _local_settings(options: SubmitSettings, stand_in: StandIn, how: SubmitFlags) -> LocalSettings:
-    return LocalSettings(stand_in, share_gpus=options.share_gpus, kill_wait_s=options.kill_wait_s, again=how.again)
+    return LocalSettings(
+        stand_in,
+        share_gpus=options.share_gpus,
+        kill_wait_s=options.kill_wait_s,
+        again=how.again,
+    )
 
 
 # --- under Slurm ------------------------------------------------------------------------------------------------------
@@ -144,7 +149,13 @@ def _submit_to_slurm(resolved: ResolvedSubmit, how: SubmitFlags) -> int:
         remark("--no-resume: chunks that are done will be done again")
     slurm = Slurm(BatchTask, environ=_environ_of_sbatch())
     with DelayedSignals("sbatch is submitting the job; waiting for its answer") as held:
-        submitted = submit_or_find(plan, slurm, clock, again=how.again, hold=held.begin)
+        submitted = submit_or_find(
+            plan,
+            slurm,
+            clock,
+            again=how.again,
+            hold=held.begin,
+        )
         facts = _facts(submitted)
         if not how.json_wanted:
             say(_result_text(facts, submitted))
@@ -191,9 +202,9 @@ def _facts(result: SubmitResult) -> Facts:
         "logs": str(order.logs),
         "array": order.spec,
         "tasks": len(job.indices),
-        "chunks": result.plan.chunks,
+        "chunks": result.plan.survey.chunks,
         "left": result.plan.left,
-        "audio_looked_at": result.plan.looked_at,
+        "audio_looked_at": result.plan.survey.looked_at,
         "found": result.found,
         "follow": [f"squeue -j {ids}", f"tail -F {shell_line(order.logs)}/{job.job_id}_*_log.out"],
         "cancel": Slurm().cancel_line(job),
@@ -211,7 +222,7 @@ def _result_text(facts: Facts, result: SubmitResult) -> str:
 
     rows = {"folder": facts["out"]}
     if not result.found:
-        rows |= result.plan.notes
+        rows |= result.plan.survey.notes
     if facts["merge_unsure"]:
         rows["merge"] = "it is not known whether the merge job exists; the same command in a minute looks for it"
     elif facts["merge_job_id"] is None:
@@ -245,16 +256,16 @@ def _submit_here(resolved: ResolvedSubmit, devices: StandIn, how: SubmitFlags) -
     world = read_world()
     plan = resolved.plan
     if not how.json_wanted:
-        for note in plan.notes.values():
+        for note in plan.survey.notes.values():
             remark(note)
     if how.dry_run:
         emulation.check_run_folder(plan.order.out, again=how.again)
         return _show_scripts(how, script=emulation.script_of(plan.order))
     settings = _local_settings(resolved.options, devices, how)
     if not plan.order.only:
-        settings = replace(settings, chunks=plan.chunks)
+        settings = replace(settings, chunks=plan.survey.chunks)
     done = emulation.emulate_order(plan.order, settings, world, remark)
-    facts = {"chunks": plan.chunks, "audio_looked_at": plan.looked_at}
+    facts = {"chunks": plan.survey.chunks, "audio_looked_at": plan.survey.looked_at}
     return _report_local_end(done, how, facts)
 
 
@@ -340,7 +351,13 @@ def _say_end(job_id: str, verdict: str, ends: Ends, summary: Summary, files: Seq
     lines = [f"  {plain(line)}" for line in end_lines(job_id, ends)]
     head = headline(job_id, verdict, ends) if summary.verdict == "done" else None
     more = [*files] if head else [*lines, *files]
-    text = summary_text(summary, title, colour=colour_wanted(), more=more, width=text_width())
+    text = summary_text(
+        summary,
+        title,
+        colour=colour_wanted(),
+        more=more,
+        width=text_width(),
+    )
     if head:
         text = "\n".join([head, *lines, "", text])
     say(text, painted=True)

@@ -42,11 +42,11 @@ def array_script(order: ArrayOrder) -> str:
             self.parameters["map_count"] = 2  # it is an array: logs are named after its tasks
             return str(self._make_submission_file_text(self._submitit_command_str, ""))
 
-    if "%" in str(order.logs):
+    if not {"%", "\n"}.isdisjoint(str(order.logs)):
         raise BadInput(
-            f"{order.out} has a % in its name",
-            why="Slurm replaces % in the names of logs",
-            fix="badcjobs submit … --out DIR   (a name without %)",
+            f"{str(order.out)!r} has a % or a line break in its name",
+            why="logs of Slurm cannot be written there",
+            fix="badcjobs submit … --out DIR   (another name)",
         )
     executor = ArrayExecutor(order.logs, python=shlex.join(PYTHON))
     executor.update_parameters(**_parameters(order))

@@ -1,7 +1,7 @@
 """Read a job script: its ``#SBATCH`` lines, its plain assignments and the lines that call badcjobs; nothing is run.
 
 This is not a shell. It reads our templates, the script in the README and others that are as plain. A line with several
-commands is not read, nor is a script with a here-document; a variable that is assigned twice is not known.
+commands is not read, nor is anything after a here-document.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,30 +18,24 @@ from badcjobs.cluster import sbatch_options as sbatch
 from badcjobs.devices.allocation import sbatch_options
 from badcjobs.errors import BadInput
 from badcjobs.paths import shell_line
-from badcjobs.project import is_config_file
 from badcjobs.seams import Environ
 from badcjobs.settings import JOB_SCRIPTS, refuse
 
 CONTAINERS = {"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter"}
-SPREADING = {"srun", "mpirun", "mpiexec"}
-_PLAIN = {"exec", "command", "nohup", "python"}
+_LAUNCHERS = {*CONTAINERS, "srun", "python", "nohup"}
 
-_SBATCH = re.compile(r"^[ \t]*#[ \t]*SBATCH[ \t]+(?P<options>-.*?)[ \t\r]*$", re.M)
-_END_OF_OPTIONS = re.compile(r"^[ \t]*[^#\s]", re.M)
+_SBATCH = re.compile(r"\s*#\s*SBATCH\s+(-.*)")
 _HERE_DOCUMENT = re.compile(r"(?<!<)<<(?!<)")
-_OPTION = re.compile(r"(?<![\w-])--?(?P<name>[A-Za-z][\w-]*)(?:=\S*)?")
-
-_LOGICAL_LINE = re.compile(r"(?:[^\\\n]|\\.)+", re.S)
-_ASSIGNMENT = re.compile(r"^[ \t]*(?:export[ \t]+)?(?P<name>\w+)=(?P<value>[^(\n].*|)$", re.M)
-_DEFAULT = re.compile(r'^: "\$\{(?P<name>\w+):=(?P<value>[^\\\n]*)\}"$', re.M)
-_ARRAY = re.compile(r"^(\w+)=\(([^()]*)\)", re.M)
-_READ_ARRAY = re.compile(r'^read -r -a (\w+) <<<"\$\{(\w+):-\}"$', re.M)
+_LOGICAL_LINE = re.compile(r"^\w+=\([^()]*\)|(?:[^\\\n]|\\.)+", re.M | re.S)  # an array, or a line with continuations
+_ASSIGNMENT = re.compile(r"(\s*)(?:export\s+)?(\w+)=([^(].*|)", re.S)
+_DEFAULT = re.compile(r': "\$\{(\w+):=([^\\]*)\}"')
+_ARRAY = re.compile(r"(\w+)=\(([^()]*)\)")
+_READ_ARRAY = re.compile(r'read -r -a (\w+) <<<"\$\{(\w+):-\}"')
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})")
-_ALL_OF_ARRAY = re.compile(r"\$\{(\w+)\[@\]\}")
+_ALL_OF_ARRAY = re.compile(r'"\$\{(\w+)\[@\]\}"')
 _ALONE = re.compile(r"\$\{?[\w@*]+(?:\[[@*]\])?\}?")  # a word that is only a variable
-_QUOTED = re.compile(r"'[^']*'|\"[^\"$`]*\"|(?<!\S)#.*")  # and comments
-_OPERATOR = re.compile(r"[;&|`<>]|\$\(")  # several commands, the output of one, or a redirection
-_NAMED = re.compile(r"^[^#\n]*badcjobs", re.I | re.M)
+_PATTERN = re.compile(r"[*?[{]")
+_OPERATOR = re.compile(r"[();<>|&]+")
 _MODULES = re.compile(r"(?:^|[;&|])[ \t]*(?:module|ml)[ \t]+(?:load|add)[ \t]+([^\n;&|>#]+)", re.M)
 _SETTING_UP = re.compile(r"^[ \t]*((?:source|\.|conda|mamba|micromamba|spack|eval)[ \t].*)", re.M)
 _MOVING = re.compile(r"\b(?:cd|pushd)\b(?![ \t]+\"?\$\{?SLURM_SUBMIT_DIR)")
@@ -62,22 +55,14 @@ class Mistake:
     fix: str  # a line to paste
 
 
-class WrongWord(NamedTuple):
-    """A word of the command line that badcjobs refuses."""
-
-    message: str
-    fix: str  # the right word, or a line to paste
-    word: str = ""  # the one to replace
-
-
 @dataclass(frozen=True, slots=True)
 class ParsedWords:
     """The parsed words after ``badcjobs``; values may have unknown variables."""
 
-    command: str | None = None  # if its name is misspelled: the nearest command
+    command: str | None = None
     values: dict[str, Any] = field(default_factory=dict)  # "engine_arg" → its value; True for a flag
     operands: tuple[str, ...] = ()
-    wrong: WrongWord | None = None
+    wrong: Mistake | None = None
 
 
 Parser = Callable[[Words], ParsedWords]
@@ -91,8 +76,7 @@ class Call:
     text: str
     command: str = "run"
     before: tuple[str, ...] = ()  # the words before badcjobs, programs by their names
-    values: dict[str, Any] = field(default_factory=dict)  # "out" → the value of --out, if it has no unknown variable
-    named: frozenset[str] = frozenset()  # all options, also those with an unknown value
+    values: dict[str, Any] = field(default_factory=dict)  # "out" → the value of --out; None: not known
     hidden: bool = False  # a variable may have more options
     sources: tuple[str, ...] | None = None  # None: one of them has an unknown variable
 
@@ -103,13 +87,8 @@ class Call:
 
     @property
     def by_srun(self) -> bool:
-        """Whether it runs as a step of the job."""
+        """Whether it runs as a step of the job, on each of its nodes."""
         return "srun" in self.before
-
-    @property
-    def spread(self) -> bool:
-        """Whether a program starts it on several nodes."""
-        return not SPREADING.isdisjoint(self.before)
 
     @property
     def contained(self) -> bool:
@@ -125,7 +104,7 @@ class BatchScript:
     options: dict[str, str]  # of sbatch, under their long names
     asked: sbatch.Asked = field(default_factory=sbatch.Asked)
     signal: sbatch.EarlySignal | None = None
-    calls: tuple[Call, ...] = ()
+    call: Call | None = None  # the last one of badcjobs run, else the last one
     mistakes: tuple[Mistake, ...] = ()  # options that sbatch would refuse
     ignored: tuple[Mistake, ...] = ()  # lines that look like options, but are comments for sbatch
     wrong_calls: tuple[Mistake, ...] = ()  # calls that badcjobs would refuse
@@ -138,14 +117,9 @@ class BatchScript:
     sets_cache: bool = False
 
     @property
-    def starts(self) -> list[Call]:
-        """Return the calls of ``badcjobs run``."""
-        return [call for call in self.calls if call.command == "run"]
-
-    @property
     def start(self) -> Call | None:
-        """Return the last call of ``badcjobs run``."""
-        return self.starts[-1] if self.starts else None
+        """The call of ``badcjobs run``."""
+        return self.call if self.call is not None and self.call.command == "run" else None
 
 
 def is_job_script(source: str) -> bool:
@@ -158,8 +132,7 @@ def read_text(script: Path, cwd: Path) -> str:
     try:
         return (cwd / script).read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
-        place = script.parent if isinstance(error, FileNotFoundError) else script
-        look = shell_line("ls", "-l", place)
+        look = shell_line("ls", "-l", script.parent)
         raise BadInput(f"the job script {script} cannot be read", why=str(error), fix=look) from error
 
 
@@ -169,32 +142,34 @@ def read_script(text: str, name: str, environ: Environ, cwd: str, parse: Parser,
     ``options`` are those on the command line of sbatch, which override the environment, which overrides the script.
     """
     wrong: list[str] = []
-    requested = sbatch.read_options(_option_words(text))
-    requested |= sbatch_options(environ)
-    requested |= sbatch.read_options(options)
+    readable = _HERE_DOCUMENT.split(text, maxsplit=1)[0]
+    lines = _read_options(readable, wrong)
+    requested = lines.options | sbatch_options(environ) | sbatch.read_options(options)
     values = sbatch.read_values(requested, wrong)
     asked = sbatch.read_asked(requested, values, wrong)
+    test = f"sbatch --test-only {shell_line(Path(name))}   (shows the message of sbatch)"
 
-    plain = _HERE_DOCUMENT.split(text, maxsplit=1)[0]
-    variables = _Variables(plain, requested, environ, cwd)
-    lines = [_read_call(number, line, variables, parse) for number, line in _logical_lines(plain)]
-    calls = [line for line in lines if isinstance(line, Call)]
-    wrong_calls = [line for line in lines if isinstance(line, Mistake)]
+    reader = _Reader(readable, requested.get("chdir", ""), environ, cwd, parse)
+    for line in _LOGICAL_LINE.finditer(readable):
+        number = readable.count("\n", 0, line.start()) + 1
+        reader.read_line(number, re.sub(r"\s*\\\r?\n\s*", " ", line[0]).rstrip())
+    starts = [call for call in reader.calls if call.command == "run"]
     unread: list[int] = []
-    if not calls and not wrong_calls:
-        unread = [_line_of(text, named.end()) for named in _NAMED.finditer(text)]
+    if not reader.calls and not reader.wrong_calls:
+        numbered = enumerate(text.splitlines(), 1)
+        unread = [number for number, line in numbered if "badcjobs" in line.partition("#")[0].lower()]
     script = BatchScript(
         name=name,
         options=requested,
         asked=asked,
         signal=values.get("signal"),
-        calls=tuple(calls),
-        mistakes=(*_form_mistakes(text, name), *(_option_mistake(message, text, name) for message in wrong)),
-        ignored=tuple(_ignored_options(plain)),
-        wrong_calls=tuple(wrong_calls),
+        call=next(reversed(starts or reader.calls), None),
+        mistakes=tuple(Mistake(message, test) for message in wrong),
+        ignored=tuple(lines.ignored),
+        wrong_calls=tuple(reader.wrong_calls),
         unread=tuple(unread),
-        modules=tuple(module for module in _modules_of(text) if module[0].isalpha()),
-        unset=tuple(variable for variable in _TEMPLATE_VARIABLES if variables.values.get(variable) == ""),
+        modules=tuple(module for module in " ".join(_MODULES.findall(text)).split() if module[0].isalpha()),
+        unset=tuple(variable for variable in _TEMPLATE_VARIABLES if reader.variables.get(variable) == ""),
         set_up_by=next(iter(_SETTING_UP.findall(text)), None),
         traps_signals=_TRAP.search(text) is not None,
         sets_tmpdir=_TMPDIR.search(text) is not None,
@@ -208,31 +183,42 @@ def _needs_gpu(script: BatchScript) -> bool:
     if script.asked.gpus_per_task != 0:
         return True
     start = script.start
-    return start is not None and not start.hidden and start.named.isdisjoint({"cpu_workers", "config"})
-
-
-def _modules_of(text: str) -> list[str]:
-    return " ".join(_MODULES.findall(text)).split()
-
-
-def _line_of(text: str, at: int) -> int:
-    return text.count("\n", 0, at) + 1
+    return start is not None and not start.hidden and start.values.keys().isdisjoint({"cpu_workers", "config"})
 
 
 # --- the options of sbatch ------------------------------------------------------------------------------------------
 
 
-def _option_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each ``#SBATCH`` line before the first command."""
-    last = _END_OF_OPTIONS.search(text)
-    end = last.start() if last else len(text)
-    for line in _SBATCH.finditer(text, 0, end):
-        if line[0].startswith("#SBATCH"):
-            yield _line_of(text, line.start()), line["options"]
+class _OptionLines(NamedTuple):
+    """The ``#SBATCH`` lines of a script."""
+
+    options: dict[str, str]  # by their long names
+    ignored: list[Mistake]  # not at the beginning of a line, or not before the first command
 
 
-def _option_words(text: str) -> list[str]:
-    return [word for _, line in _option_lines(text) for word in _split(line)]
+def _read_options(text: str, wrong: list[str]) -> _OptionLines:
+    """Read the lines of options, as sbatch does, and those that only look like them."""
+    words: list[str] = []
+    ignored: list[Mistake] = []
+    if not text.startswith("#!"):
+        wrong.append("its first line is not #!/bin/bash, so sbatch refuses it")
+    if "\r\n" in text:
+        wrong.append(r"it has Windows line ends (CRLF), so sbatch refuses it: sed -i 's/\r$//' removes them")
+    in_head = True  # no command yet
+    for number, line in enumerate(text.splitlines(), 1):
+        option = _SBATCH.fullmatch(line)
+        if option is None:
+            in_head = in_head and line.lstrip()[:1] in ("", "#")
+        elif in_head and line.startswith("#SBATCH"):
+            own_words = _split(option[1])
+            words += own_words
+            if not own_words:
+                wrong.append(f"line {number}: a quotation mark is not closed")
+        else:
+            why = "sbatch reads this as a comment: an option starts with #SBATCH at the beginning of a line"
+            fix = f"#SBATCH {option[1]}   (above the first command; or ##SBATCH for a comment)"
+            ignored.append(Mistake(f"line {number}: {why}, before the first command", fix))
+    return _OptionLines(sbatch.read_options(words), ignored)
 
 
 def _split(line: str) -> list[str]:
@@ -243,176 +229,122 @@ def _split(line: str) -> list[str]:
         return []
 
 
-def _ignored_options(text: str) -> Iterator[Mistake]:
-    """Yield the lines that look like options, but are not at the beginning of a line or before the first command."""
-    read = dict(_option_lines(text))
-    for line in _SBATCH.finditer(text):
-        number = _line_of(text, line.start())
-        if number not in read:
-            yield Mistake(
-                f" line {number}: sbatch reads this as a comment: an option starts with #SBATCH at the beginning of a"
-                " line, before the first command",
-                f"#SBATCH {line['options']}   (above the first command; or ##SBATCH for a comment)",
-            )
-
-
-def _form_mistakes(text: str, name: str) -> Iterator[Mistake]:
-    """Yield the mistakes that keep sbatch from reading the options of a script."""
-    file = shell_line(Path(name))
-    if not text.startswith("#!"):
-        interpreter = f"sed -i '1i #!/bin/bash' {file}"
-        yield Mistake(": its first line is not #! with an interpreter, so sbatch refuses it", interpreter)
-    if "\r\n" in text:
-        yield Mistake(": it has Windows line ends (CRLF), so sbatch refuses it", rf"sed -i 's/\r$//' {file}")
-    for number, line in _option_lines(text):
-        if not _split(line):
-            yield Mistake(f" line {number}: a quotation mark is not closed", _test_line(name))
-
-
-def _option_mistake(message: str, text: str, name: str) -> Mistake:
-    """Return a mistake in the value of an option, with its line in the script."""
-    for number, line in _option_lines(text):
-        if any(word in message for word in _split(line)):
-            return Mistake(f" line {number}: {message}", _test_line(name))
-    return Mistake(f": {message}", _test_line(name))
-
-
-def _test_line(name: str) -> str:
-    return f"sbatch --test-only {shell_line(Path(name))}   (shows the message of sbatch)"
-
-
 # --- the lines that call badcjobs -----------------------------------------------------------------------------------
 
 
-class _Variables:
-    """The variables and arrays of a script, from its environment and from assignments as our templates have them."""
+class _Reader:
+    """Reads the lines of a script in their order: assignments as our templates have them, and calls of badcjobs."""
 
-    def __init__(self, text: str, given: sbatch.Options, environ: Environ, cwd: str) -> None:
-        chdir = given.get("chdir", "")
-        exports = sbatch.parse_export(given.get("export", ""))
-        self.values = {name: value for name, value in environ.items() if not name.startswith(_OF_THE_JOB)}
-        self.values |= exports | {"SLURM_SUBMIT_DIR": cwd, "PWD": posixpath.join(cwd, chdir)}
+    def __init__(self, text: str, chdir: str, environ: Environ, cwd: str, parse: Parser) -> None:
+        self.calls: list[Call] = []
+        self.wrong_calls: list[Mistake] = []
+        self.variables = {name: value for name, value in environ.items() if not name.startswith(_OF_THE_JOB)}
+        self.variables |= {"SLURM_SUBMIT_DIR": cwd, "PWD": posixpath.join(cwd, chdir)}
+        self._arrays: dict[str, str] = {}
         self._text = text
         self._folder = None if _MOVING.search(text) else chdir  # None: the script changes its folder
+        self._parse = parse
 
-        for default in _DEFAULT.finditer(text):
-            self.values[default["name"]] = self.values.get(default["name"]) or default["value"]
-        assignments = list(_ASSIGNMENT.finditer(text))
-        times_assigned = Counter(assignment["name"] for assignment in assignments)
-        for assignment in assignments:
-            name = assignment["name"]
-            self.values.pop(name, None)
-            first, *rest = _split(assignment["value"]) or [""]
-            value = self.value_of(first)
-            if times_assigned[name] == 1 and not rest and value is not None:
-                self.values[name] = value
+    def read_line(self, number: int, line: str) -> None:
+        """Read a line; one that is neither an assignment nor a call changes nothing."""
+        if default := _DEFAULT.fullmatch(line):
+            name, value = default.groups()
+            self.variables[name] = self.variables.get(name) or value
+        elif assignment := _ASSIGNMENT.fullmatch(line):
+            self._assign(*assignment.groups())
+        elif array := _ARRAY.fullmatch(line):
+            self._arrays[array[1]] = shlex.join(_split(array[2]))
+        elif array := _READ_ARRAY.fullmatch(line):
+            self._arrays[array[1]] = self.variables.get(array[2], "")
+        elif not line.startswith("#"):
+            self._read_call(number, line.strip())
 
-        self._arrays = {name: _split(body) for name, body in _ARRAY.findall(text)}
-        for name, variable in _READ_ARRAY.findall(text):
-            self._arrays[name] = self.values.get(variable, "").split()
+    def _assign(self, indent: str, name: str, text: str) -> None:
+        """Set a variable to one plain word; its value is not known in a branch or a loop."""
+        value = self._expand("".join(_split(text)[:1]))
+        self.variables[name] = f"${name}" if indent or _is_unknown(value) else value
 
-    def value_of(self, word: str) -> str | None:
-        """Replace variables by their values; None: one of them is unknown."""
-        expanded = _VARIABLE.sub(lambda match: self.values.get(match[1] or match[2]) or match[0], word)
-        return None if "$" in expanded or "`" in expanded else expanded
+    def _read_call(self, number: int, line: str) -> None:
+        """Keep the call of badcjobs in a line, or its mistake; a line with several commands is not read."""
+        words = self._words_of(line)
+        programs = [_program(word) for word in words]
+        if "badcjobs" not in programs:
+            return
+        at = programs.index("badcjobs")
+        before = tuple(programs[:at])
+        launcher = next((name for name in before if name != "exec"), None)
+        if launcher is not None and launcher not in _LAUNCHERS:
+            return
+        parsed = self._parse(words[at + 1 :])
+        if parsed.wrong is None and parsed.command is not None:
+            self.calls.append(self._call_of(Call(number, line, parsed.command, before), parsed))
+        # A variable may have the rest of an option, and a launcher an option of its own with the value badcjobs.
+        is_certain = not any(map(_is_unknown, words)) and (parsed.command or launcher is None)
+        if parsed.wrong is not None and is_certain:
+            self.wrong_calls.append(Mistake(f"line {number}: {parsed.wrong.text}", parsed.wrong.fix))
 
-    def words_of(self, line: str) -> list[str]:
-        """Return the words of a command: arrays expanded, known variables replaced."""
-        expanded: list[str] = []
-        for word in _split(line):
-            array = _ALL_OF_ARRAY.fullmatch(word)
-            if array is not None and array[1] in self._arrays:
-                expanded += self._arrays[array[1]]
-            else:
-                expanded.append(word)
-        while expanded and re.match(r"\w+=", expanded[0]):
-            expanded.pop(0)
-        return [self.value_of(word) or word for word in expanded]
+    def _words_of(self, line: str) -> list[str]:
+        """Return the words of a command, known variables replaced; none for several commands."""
+        line = _ALL_OF_ARRAY.sub(lambda match: self._arrays.get(match[1], match[0]), line)
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        try:
+            words = list(lexer)
+        except ValueError:  # a quotation mark is not closed
+            return []
+        if "`" in line or any(map(_OPERATOR.fullmatch, words)):
+            return []
+        return [self._expand(word) for word in words]
 
-    def path_of(self, path: str) -> str | None:
+    def _expand(self, word: str) -> str:
+        """Replace the variables that are known."""
+        return _VARIABLE.sub(lambda match: self.variables.get(match[1] or match[2]) or match[0], word)
+
+    def _call_of(self, call: Call, parsed: ParsedWords) -> Call:
+        """Return a call with its options and sources."""
+        sources = [self._source_of(operand) for operand in parsed.operands]
+        return replace(
+            call,
+            values={name: self._value_of(name, value) for name, value in parsed.values.items()},
+            hidden=any(map(_ALONE.fullmatch, parsed.operands)),
+            sources=None if None in sources else tuple(filter(None, sources)),
+        )
+
+    def _value_of(self, name: str, value: Any) -> Any:
+        """Return the value of an option; None: not known."""
+        if name in _PATHS:
+            return self._path_of(value)
+        if _is_unknown(str(value)) or (name == "config" and self._folder != ""):
+            return None
+        return value
+
+    def _path_of(self, path: str) -> str | None:
         """Return a path relative to the folder of submission; None: not known."""
-        if "$" in path or (self._folder is None and not posixpath.isabs(path)):
+        if _is_unknown(path) or (self._folder is None and not posixpath.isabs(path)):
             return None
         return posixpath.join(self._folder or "", path)
 
-    def source_of(self, operand: str) -> str | None:
+    def _source_of(self, operand: str) -> str | None:
         """Return the path of a source; None: it is a pattern, or the script itself writes it."""
-        if not {"*", "?", "[", "{"}.isdisjoint(operand) or re.search(rf">\s*[\"']?{re.escape(operand)}", self._text):
+        if _PATTERN.search(operand) or re.search(rf">\s*[\"']?{re.escape(operand)}", self._text):
             return None
-        return self.path_of(operand)
+        return self._path_of(operand)
 
 
-def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line, with its continuations; none if it is not a shell script."""
-    interpreter = text.partition("\n")[0]
-    if interpreter.startswith("#!") and "sh" not in interpreter:
-        return
-    for line in _LOGICAL_LINE.finditer(text):
-        yield _line_of(text, line.start()), re.sub(r"\s*\\\r?\n\s*", " ", line[0]).strip()
-
-
-def _read_call(number: int, line: str, variables: _Variables, parse: Parser) -> Call | Mistake | None:
-    """Return the call of badcjobs in a line, or its mistake; a line with several commands is not read."""
-    if line.startswith("#") or _OPERATOR.search(_QUOTED.sub("", line)):
-        return None
-    command = variables.words_of(line)
-    for at, word in enumerate(command):
-        if _program(word) != "badcjobs":
-            continue
-        after = command[at + 1 :]
-        before = tuple(map(_program, command[:at]))
-        launcher = next((name for name in before if name not in _PLAIN and not name.startswith("-")), None)
-        if launcher is not None and launcher not in CONTAINERS | SPREADING:
-            return None
-        parsed = parse(after)
-        if parsed.wrong is not None and "$" in " ".join(after):
-            return None  # a variable may have the rest of an option
-        if parsed.wrong is not None and (launcher is None or parsed.command in after):
-            fix = parsed.wrong.fix
-            if parsed.wrong.word:
-                fix = line.replace(parsed.wrong.word, fix, 1)
-            return Mistake(f" line {number}: {parsed.wrong.message}", fix)
-        if parsed.command is not None and parsed.command in after:
-            return _call_of(Call(number, line, parsed.command, before), parsed, variables)
-    return None
-
-
-def _call_of(call: Call, parsed: ParsedWords, variables: _Variables) -> Call:
-    """Return a call with its options and sources."""
-    values = {}
-    for name, value in parsed.values.items():
-        if name in _PATHS:
-            value = variables.path_of(value)
-        elif name == "config":
-            value = [variables.path_of(config) if is_config_file(config) else config for config in value]
-            value = None if None in value else value
-        if value is not None and "$" not in str(value):
-            values[name] = value
-    sources = [variables.source_of(operand) for operand in parsed.operands]
-    return replace(
-        call,
-        values=values,
-        named=frozenset(parsed.values),
-        hidden=any(map(_ALONE.fullmatch, parsed.operands)),
-        sources=None if None in sources else tuple(filter(None, sources)),
-    )
+def _is_unknown(word: str) -> bool:
+    return "$" in word or "`" in word
 
 
 def _program(word: str) -> str:
     """Return a program's name without its folder and version."""
     name = word.rpartition("/")[2].strip("${}").lower()
-    return re.sub(r"^python[\d.]*$", "python", name)
+    return "python" if name.startswith("python") else name
 
 
 # --- the request for the emulation ----------------------------------------------------------------------------------
 
-_UNDERSTOOD = {
-    "array", "time", "signal", "output", "error", "open-mode", "job-name", "gpus-per-node", "gres", "gpus",
-    "gpus-per-task", "cpus-per-task", "mem", "ntasks", "ntasks-per-node", "nodes", "chdir", "export", "requeue",
-    "no-requeue",
-}  # fmt: skip
 # The script would behave differently without these options, so they are refused, not ignored.
-_REFUSED = ("exclusive", "export-file", "gpus-per-socket", "input", "tres-per-task", "wrap")
+_REFUSED = ("chdir", "exclusive", "export-file", "gpus-per-socket", "input", "tres-per-task", "wrap")
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,11 +357,6 @@ class JobRequest:
     warning: sbatch.EarlySignal | None = None
 
     @property
-    def ignored(self) -> list[str]:
-        """The options without effect here."""
-        return sorted(self.given.keys() - _UNDERSTOOD)
-
-    @property
     def parallel(self) -> int | None:
         """How many tasks may run at a time; None: no limit."""
         return None if self.array is None else self.array.parallel
@@ -440,14 +367,9 @@ class JobRequest:
         return self.asked.gpus_per_task or 0
 
     @property
-    def ntasks(self) -> int | None:
-        """The number of processes that srun would start; None: not given."""
-        return sbatch.count_tasks(self.given)
-
-    @property
     def cores(self) -> int:
         """The cores of one array task."""
-        return self.asked.cpus or self.ntasks or 1
+        return self.asked.cpus or 1
 
     @property
     def indices(self) -> tuple[int | None, ...]:
@@ -457,14 +379,12 @@ class JobRequest:
 
 def read_request(script: str, options: Words = ()) -> JobRequest:
     """Return what a script requests; ``options`` override it. All mistakes are in one message."""
-    for mistake in _form_mistakes(script, "SCRIPT"):
-        raise BadInput(f"the batch script{mistake.text}", fix=mistake.fix)
     mistakes: list[str] = []
-    requested = sbatch.read_options(_option_words(script)) | sbatch.read_options(options)
+    requested = _read_options(script, mistakes).options | sbatch.read_options(options)
     values = sbatch.read_values(requested, mistakes)
     asked = sbatch.read_asked(requested, values, mistakes)
-    if "ALL" not in requested.get("export", "ALL").split(","):
-        mistakes.append(f"--export={requested['export']}: the emulation passes all variables on; write --export=ALL,…")
+    if requested.get("export", "ALL") != "ALL":
+        mistakes.append(f"--export={requested['export']}: the emulation passes all variables on, and sets none")
     mistakes += [f"--{name}: not supported by the emulation" for name in requested if name in _REFUSED]
     if asked.nodes not in (None, 1):
         mistakes.append(f"--nodes={requested['nodes']}: the emulation is one machine")

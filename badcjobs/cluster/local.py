@@ -94,26 +94,16 @@ class LocalMachine:
 
     def submit(self, order: ArrayOrder) -> Submitted:
         """Run an array to its end."""
-        self._lock(order.out)
-        order.logs.mkdir(parents=True, exist_ok=True)
-        settings = replace(self._settings, max_requeues=order.requeues)
-        array = new_array(script_of(order), order.name, (), settings, self._world, self._tell, order.out)
-        array.run_folder = RunFolder(order.out)
-        return self._run(array)
+        self._settings = replace(self._settings, max_requeues=order.requeues)
+        return self.run_script(script_of(order), order.name, (), order.out, order.out)
 
-    def submit_script(self, order: ScriptOrder, text: str) -> Submitted:
-        """Run a user's job script to its end, once per index."""
-        if order.out is not None:
-            self._lock(order.out)
-        world = replace(self._world, environ={**self._world.environ, **order.variables})
-        place = order.out or world.cwd / order.script
-        name = order.script.name
-        array = new_array(text, name, order.options, self._settings, world, self._tell, place, self._lock)
-        if order.out is not None:
-            array.run_folder = RunFolder(order.out)
-        return self._run(array)
-
-    def _run(self, array: LocalArray) -> Submitted:
+    def run_script(self, text: str, name: str, options: Sequence[str], out: Path | None, place: Path) -> Submitted:
+        """Run a job script to its end, once per index; ``place``: as in ``new_array``."""
+        if out is not None:
+            self._lock(out)
+            (out / "logs").mkdir(parents=True, exist_ok=True)
+        array = new_array(text, name, options, self._settings, self._world, self._tell, place, self._lock)
+        array.run_folder = None if out is None else RunFolder(out)
         self._array = array
         array.run()
         return Submitted(str(array.job.job_id), None, tuple(row.index or 0 for row in array.rows))
@@ -164,9 +154,12 @@ def emulate_script(order: ScriptOrder, settings: LocalSettings, world: World, te
     """Run a user's job script to its end; merge the results in the run folder that its tasks name."""
     text = read_user_script(order, world)
     command = _command_of(order, settings, world)
+    place = order.out or world.cwd / order.script
+    own_world = replace(world, environ={**world.environ, **order.variables})
     with run_folder_locks(command, again=settings.again) as lock:
-        machine = LocalMachine(settings, world, tell, lock)
-        return _merge_and_judge(machine, machine.submit_script(order, text), world, tell)
+        machine = LocalMachine(settings, own_world, tell, lock)
+        job = machine.run_script(text, order.script.name, order.options, order.out, place)
+        return _merge_and_judge(machine, job, world, tell)
 
 
 def read_user_script(order: ScriptOrder, world: World) -> str:
@@ -259,8 +252,6 @@ def _check(job: LocalJob, logs: Path, pool: DevicePool, tell: Tell) -> None:
         tell(f"{of_cores}: at most {room} at a time")
     elif request.cores > cores:
         tell(of_cores)
-    if request.ignored:
-        tell("without effect outside Slurm: " + ", ".join(f"--{name}" for name in request.ignored))
 
 
 def _new_job(world: World, logs: Path) -> tuple[int, Path]:

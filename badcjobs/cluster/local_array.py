@@ -97,7 +97,7 @@ class LocalArray:
     ) -> None:
         self.job = job
         self.run_folder: RunFolder | None = None  # None: no task has named it yet
-        self.rows = [TaskRow(index, PENDING, None, job.log(index, "output")) for index in job.request.indices]
+        self.rows = [TaskRow(index, PENDING, None, job.log(index)) for index in job.request.indices]
         self._pool = pool
         self._settings = settings
         self._tell = tell

@@ -13,7 +13,7 @@ import re
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import Popen
@@ -23,7 +23,7 @@ import psutil
 
 from badcjobs.cluster.job_script import JobRequest
 from badcjobs.cluster.local_watch import MARK, processes_of, send
-from badcjobs.cluster.sbatch_options import parse_export, parse_positive
+from badcjobs.cluster.sbatch_options import parse_positive
 from badcjobs.cluster.scheduler import TIMEOUT
 from badcjobs.devices.allocation import node_name, without_job
 from badcjobs.model import Device
@@ -31,7 +31,7 @@ from badcjobs.processes import die_with_parent
 from badcjobs.seams import Clock
 from badcjobs.task.startup import NO_RESTART_VARIABLE, NOTES_VARIABLE, World
 
-_LOG_LETTERS = re.compile(r"%([%AajNux])")
+_LOG_LETTERS = re.compile(r"%([%Aajx])")
 _SCAN_EVERY_S = 0.25  # listing all processes of the machine takes a few milliseconds
 
 
@@ -45,11 +45,6 @@ class LocalJob:
     script: str
     world: World
     folder: Path  # temporary, on this machine
-
-    @property
-    def workdir(self) -> Path:
-        """The working folder of the script; relative names of logs start there, as in Slurm."""
-        return self.world.cwd / self.request.given.get("chdir", "")
 
     @property
     def node(self) -> str:
@@ -70,20 +65,18 @@ class LocalJob:
         indices = self.request.indices
         return self.job_id if index == indices[-1] else self.job_id + 1 + indices.index(index)
 
-    def log(self, index: int | None, option: str) -> Path:
-        """Return the file of a task's output (or error): Slurm's pattern, filled in."""
+    def log(self, index: int | None) -> Path:
+        """Return the file of a task's output: Slurm's pattern, filled in."""
         values = {
             "A": str(self.job_id),
             "a": str(index or 0),
             "j": str(self.own_id(index)),
-            "N": self.node,
-            "u": psutil.Process().username(),
             "x": self.name,
             "%": "%",
         }
         default = "slurm-%j.out" if index is None else "slurm-%A_%a.out"
-        pattern = self.request.given.get(option) or default
-        return self.workdir / _LOG_LETTERS.sub(lambda match: values[match[1]], pattern)
+        pattern = self.request.given.get("output", default)
+        return self.world.cwd / _LOG_LETTERS.sub(lambda match: values[match[1]], pattern)
 
     def attempt_folder(self, index: int | None, restart: int) -> Path:
         """Return the folder of one attempt."""
@@ -109,21 +102,15 @@ class LocalJob:
             NOTES_VARIABLE: str(notes),
             NO_RESTART_VARIABLE: str(folder / NO_RESTART_VARIABLE),
         }
-        # Call the interpreter, because files on a noexec disk cannot be executed.
-        interpreter = self.script.partition("\n")[0].removeprefix("#!").split(None, 1)
         mode = "ab" if self.request.given.get("open-mode", "").startswith("a") else "wb"
-        with ExitStack() as logs:
-            output = logs.enter_context(self.log(index, "output").open(mode))
-            error = output
-            if "error" in self.request.given:
-                error = logs.enter_context(self.log(index, "error").open(mode))
+        with self.log(index).open(mode) as log:
             return Popen(
-                [*interpreter, str(script)],
+                ["bash", str(script)],
                 env=self.variables(index, restart, devices) | own_variables,
-                cwd=self.workdir,
+                cwd=self.world.cwd,
                 stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=error,
+                stdout=log,
+                stderr=subprocess.STDOUT,
                 pass_fds=lock_files,
                 start_new_session=True,
                 preexec_fn=lambda: die_with_parent(signal.SIGTERM),
@@ -136,25 +123,19 @@ class LocalJob:
             physical = [device.token if device.index is None else str(device.index) for device in devices]
             values |= {"SLURM_JOB_GPUS": ",".join(physical), "SLURM_GPUS_ON_NODE": len(devices)}
         set_here = {name: str(value) for name, value in values.items() if value is not None}
-        exports = parse_export(self.request.given.get("export", ""))
-        return {**without_job(self.world.environ), **exports, **set_here, **visible_lists(devices)}
+        return {**without_job(self.world.environ), **set_here, **visible_lists(devices)}
 
     def _of_task(self, index: int | None) -> dict[str, object]:
         values: dict[str, object] = {
-            "SLURM_CLUSTER_NAME": "local",
-            "SLURM_JOB_PARTITION": "local",
             "SLURM_JOB_ID": self.own_id(index),
             "SLURM_JOB_NAME": self.name,
             "SLURM_JOB_USER": psutil.Process().username(),
             "SLURM_JOB_NODELIST": self.node,
             "SLURMD_NODENAME": self.node,
             "SLURM_JOB_NUM_NODES": 1,
-            "SLURM_NODEID": 0,
             "SLURM_PROCID": 0,
-            "SLURM_LOCALID": 0,
             "SLURM_SUBMIT_DIR": self.world.cwd,
-            "SLURM_SUBMIT_HOST": self.node,
-            "PWD": self.workdir,
+            "PWD": self.world.cwd,
         }
         array = self.request.array
         if array is not None:
@@ -179,10 +160,7 @@ class LocalJob:
             "SLURM_JOB_END_TIME": asked.time_s and now_s + asked.time_s,
             "SLURM_MEM_PER_NODE": memory_mib or None,
             "SLURM_CPUS_ON_NODE": self.cores,
-            "SLURM_JOB_CPUS_PER_NODE": self.cores,
             "SLURM_CPUS_PER_TASK": cpus and min(cpus, self.world.cores),
-            "SLURM_TASKS_PER_NODE": self.request.ntasks or 1,
-            "SLURM_NTASKS": self.request.ntasks,
             "SLURM_RESTART_COUNT": restart or None,
         }
 

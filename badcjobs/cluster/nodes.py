@@ -218,13 +218,12 @@ def sum_gpus(nodes: Collection[Node], kind: str | None) -> dict[str, int]:
 
 
 def choose_best(cluster: Cluster, gpus: int, kind: str | None = None) -> Document | None:
-    """Return where a job with this many GPUs would start; None: the cluster cannot run it.
+    """Return where a job with this many GPUs on one node would start; None: no node has so many.
 
-    ``node`` is None if the job waits or needs several nodes; ``free`` is the number of free GPUs of the kind there;
-    ``gpus_per_node`` is the number on each of several nodes, None: all on one node.
+    ``node`` is None if the job waits; ``free`` is the number of free GPUs of the kind there.
 
     The best place is the fullest node with enough free GPUs, which leaves emptier nodes for larger jobs. Otherwise the
-    job waits in the partition where it needs the fewest nodes and, of these, the one with the most free GPUs.
+    job waits in the partition with the most free GPUs.
     """
     members: dict[str, list[Node]] = {partition.name: [] for partition in cluster.partitions if partition.up}
     for node in cluster.nodes:
@@ -237,22 +236,14 @@ def choose_best(cluster: Cluster, gpus: int, kind: str | None = None) -> Documen
         node = min(fitting, key=lambda node: node.free(kind))
         partition = max((name for name in node.partitions if name in free), key=free.__getitem__)
         why = f"the fullest node with room: {node.free(kind)} of {node.total(kind)} free"
-        place = {"partition": partition, "node": node.name, "free": node.free(kind), "why": why}
-        return {**place, "nodes": 1, "gpus_per_node": None}
+        return {"partition": partition, "node": node.name, "free": node.free(kind), "why": why}
 
-    needed = {}  # nodes with the same number of GPUs on each, by partition
-    for name, nodes in members.items():
-        sizes = sorted((node.total(kind) for node in nodes), reverse=True)
-        enough = [many for many, least in enumerate(sizes, 1) if least * many >= gpus]
-        if enough:
-            needed[name] = enough[0]
-    if not needed:
+    large = [name for name, nodes in members.items() if any(node.total(kind) >= gpus for node in nodes)]
+    if not large:
         return None
-    partition = min(needed, key=lambda name: (needed[name], -free[name]))
-    many = needed[partition]
-    place = {"partition": partition, "node": None, "free": free[partition], "nodes": many}
+    partition = max(large, key=free.__getitem__)
     why = f"no node has {gpus} free now, so the job waits; {free[partition]} are free in this partition"
-    return {**place, "why": why, "gpus_per_node": None if many == 1 else -(-gpus // many)}
+    return {"partition": partition, "node": None, "free": free[partition], "why": why}
 
 
 # --- badcjobs cluster -----------------------------------------------------------------------------------------------
@@ -292,7 +283,7 @@ def describe(cluster: Cluster, gpus: int, kind: str | None) -> Document:
         "asked": {"gpus": gpus, "kind": kind},
         **sum_gpus(nodes, kind),
         "kinds": cluster.kinds,
-        "fits": best is not None and gpus <= most_on_a_node,  # one node has this many, free or not
+        "fits": best is not None,  # one node has this many, free or not
         "most_on_a_node": most_on_a_node,
         "best": best,
         "partitions": partitions,
@@ -351,14 +342,10 @@ def _advice(view: Document, wanted: str, width: int) -> list[str]:
     most = view["most_on_a_node"]
     if not most:
         return [f"  best for {wanted}: every partition with such GPUs is down"]
-    if view["fits"]:
+    if best is not None:
         lines = [f"  best for {wanted}: partition {best['partition']}"]
         if best["node"]:
             lines.append(f"    on node {best['node']}")
         return [*lines, *wrap(f"    {best['why']}", indent=4, width=width)]
-    lines = [f"  no node has {wanted}; the largest has {most}"]
-    if best is not None:
-        several = f"--set nodes={best['nodes']} --set gpus-per-node={best['gpus_per_node']}"
-        lines.append(f"    {best['nodes']} nodes of partition {best['partition']} have them together")
-        lines.append(f"    try: badcjobs template multinode {several}   (one badcjobs on each)")
-    return [*lines, f"    try: badcjobs template array --set gpus-per-node={most}   (more tasks, each on one node)"]
+    try_fewer = f"badcjobs template array --set gpus-per-node={most}   (more tasks, each on one node)"
+    return [f"  no node has {wanted}; the largest has {most}", f"    try: {try_fewer}"]

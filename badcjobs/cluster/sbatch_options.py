@@ -58,7 +58,6 @@ _MEMORY = re.compile(r"\+?(?P<number>[0-9]+)(?:(?P<unit>[KMGT])B?)?", re.IGNOREC
 _MIB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 _GPUS = re.compile(r"(?:(?P<type>[^:,]+):)?(?P<number>[0-9]+)")
 _GRES = re.compile(r"(?:gres[/:])?gpu(?::(?P<type>[^:]+))??(?::(?P<number>[0-9]+))?")
-_EXPORTED = re.compile(r"""((?:[^,'"]|'[^']*'|"[^"]*")+)(?:,|$)""")
 _OURS = ("output", "error", "signal", "open-mode", "requeue", "dependency")
 _OF_ONE_NODE = ("nodes", "ntasks", "ntasks-per-node")
 
@@ -235,16 +234,6 @@ def parse_signal(text: str) -> EarlySignal:
         if number is not None:
             return EarlySignal(number, lead_s, to_script="B" in (parts["who"] or "").upper())
     raise ValueError(f"--signal={text} is not a signal and its seconds; write B:USR1@180")
-
-
-def parse_export(text: str) -> dict[str, str]:
-    """Return the variables that ``--export=ALL,NAME,NAME=VALUE,…`` sets."""
-    values = {}
-    for word in _EXPORTED.findall(text):
-        name, equals, value = word.strip().partition("=")
-        if equals:
-            values[name] = re.sub(r"""^(['"])(.*)\1$""", r"\2", value)
-    return values
 
 
 # --- what all of them request ---------------------------------------------------------------------------------------

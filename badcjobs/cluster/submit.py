@@ -42,18 +42,12 @@ _WARNING_S = 180
 _SHORTEST_WARNING_S = 30  # Slurm checks time limits every 30 seconds
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayPlan:
-    """An order whose source was read completely."""
+class SourceSurvey(NamedTuple):
+    """What a source has."""
 
-    order: ArrayOrder
-    chunks: int
-    asked: Mapping[str, Any]  # the options of submit, also if only a part of the array is submitted now
+    chunks: int = 0
     looked_at: int | None = None  # chunks whose audio was checked; None: it was checked by an earlier submit
     listed: int | None = None  # how many manifests a list of manifests names
-    finished: Summary | None = None  # the summary of the run, if nothing is left to submit
-    redo_all: bool = False  # --no-resume: chunks that are done are done again
-    left: int | None = None  # chunks left in a stopped run; None: all, or not counted
     places: PlaceCounts | None = None  # None: no place is given, or it was checked by an earlier submit
 
     @property
@@ -68,13 +62,16 @@ class ArrayPlan:
         return notes
 
 
-class SourceSurvey(NamedTuple):
-    """What a source has."""
+@dataclass(frozen=True, slots=True)
+class ArrayPlan:
+    """An order whose source was read completely."""
 
-    chunks: int = 0
-    looked_at: int | None = None  # chunks whose audio was checked; None: it was checked by an earlier submit
-    listed: int | None = None  # how many manifests a list of manifests names
-    places: PlaceCounts | None = None
+    order: ArrayOrder
+    survey: SourceSurvey
+    asked: Mapping[str, Any]  # the options of submit, also if only a part of the array is submitted now
+    finished: Summary | None = None  # the summary of the run, if nothing is left to submit
+    redo_all: bool = False  # --no-resume: chunks that are done are done again
+    left: int | None = None  # chunks left in a stopped run; None: all, or not counted
 
 
 def plan_array(
@@ -99,18 +96,17 @@ def plan_array(
         survey = survey_source(settings, cwd, progress)
     run_toml = RunFolder(out).run_toml
     frozen = FrozenRun.read(run_toml)
-    order = make_order(options, frozen, survey.listed, out=out, run_arguments=run_arguments, mistakes=mistakes)
+    order = make_order(
+        options,
+        frozen,
+        survey.listed,
+        out=out,
+        run_arguments=run_arguments,
+        mistakes=mistakes,
+    )
     if frozen is not None:
         check_against(frozen, FrozenRun.of(settings, order.shape, cwd), run_toml)
-    return ArrayPlan(
-        order,
-        survey.chunks,
-        records.asked_of(order),
-        survey.looked_at,
-        survey.listed,
-        redo_all=not settings.resume,
-        places=survey.places,
-    )
+    return ArrayPlan(order, survey, records.asked_of(order), redo_all=not settings.resume)
 
 
 def survey_source(settings: RunSettings, cwd: Path, progress: Progress) -> SourceSurvey:
@@ -141,8 +137,8 @@ def plan_what_is_left(plan: ArrayPlan, clock: Clock) -> ArrayPlan:
     summary = summarize_database(folder.job_database)  # the merge job writes the page
     proof = summary.completeness
     expected = None if proof is None else proof.expected
-    if proof is not None and expected is not None and plan.chunks > expected:
-        return replace(plan, left=plan.chunks - proof.done)  # a longer --filelist: recordings that were left out
+    if proof is not None and expected is not None and plan.survey.chunks > expected:
+        return replace(plan, left=plan.survey.chunks - proof.done)  # a longer --filelist: recordings that were left out
     if summary.verdict == "done":
         return replace(plan, finished=summary)
     if proof is None or expected is None:
@@ -166,7 +162,6 @@ def make_order(
     mistakes: Sequence[str] = (),
 ) -> ArrayOrder:
     """Return the order; all mistakes are in one message, with those that were found earlier in the same command.
-
     ``frozen``: run.toml of the run; ``listed``: the number of manifests in a list of manifests.
     """
     wrong = list(mistakes)
@@ -178,41 +173,44 @@ def make_order(
     wrong += _array_mistakes(options, array, spec, shape, frozen, listed)
     time_min = _read_minutes("time", options.time or "12:00:00", wrong)
     merge_time_min = _read_minutes("merge_time", options.merge_time or "1:00:00", wrong)
-    if "\n" in str(out):
-        wrong.append(f"--out {str(out)!r} has a line break in its name")
     if _lacks_gpus(options, run_arguments):
         wrong.append("--gpus-per-task 0: a task without a GPU needs -- --cpu-workers 2, or it cannot start")
     refuse(wrong, "badcjobs submit --help", "these options cannot be used")
 
-    gpus = 1 if options.gpus_per_task is None else options.gpus_per_task
-    parallel = options.parallel
-    only: tuple[int, ...] = ()
+    order = _order_of(options, out, run_arguments)
     if spec is not None:
-        parallel = parallel or spec.parallel
-        if len(spec.indices) != shape.count:
-            only = spec.indices
-    return ArrayOrder(
-        out=out,
-        run_arguments=tuple(run_arguments),
+        only = spec.indices if len(spec.indices) != shape.count else ()
+        order = replace(order, only=only, parallel=options.parallel or spec.parallel)
+    return replace(
+        order,
         tasks=shape.count,
         first=shape.first,
         step=shape.step,
-        only=only,
-        parallel=parallel,
+        time_min=time_min,
+        warning_s=min(_WARNING_S, max(_SHORTEST_WARNING_S, time_min * 60 // 4)),
+        extra_sbatch=tuple(f"--{key}" if value is True else f"--{key}={value}" for key, value in more.items()),
+        name=name,
+        merge_time_min=merge_time_min,
+    )
+
+
+def _order_of(options: SubmitSettings, out: Path, run_arguments: Sequence[str]) -> ArrayOrder:
+    """Return an order of one task, with what the options say by themselves."""
+    gpus = 1 if options.gpus_per_task is None else options.gpus_per_task
+    return ArrayOrder(
+        out=out,
+        run_arguments=tuple(run_arguments),
+        tasks=1,
+        parallel=options.parallel,
         gpus_per_task=gpus,
         cpus=options.cpus or default_cpus(gpus),
         mem=_memory(options.mem) or default_mem(gpus),
-        time_min=time_min,
-        warning_s=min(_WARNING_S, max(_SHORTEST_WARNING_S, time_min * 60 // 4)),
         requeues=options.requeues,
         account=options.account,
         constraint=options.constraint,
-        extra_sbatch=tuple(f"--{key}" if value is True else f"--{key}={value}" for key, value in more.items()),
-        name=name,
         setup=options.setup,
         merge_account=options.merge_account,
         merge_mem=_memory(options.merge_mem) or "4G",
-        merge_time_min=merge_time_min,
     )
 
 
@@ -392,10 +390,10 @@ def _submit_array(plan: ArrayPlan, slurm: Slurm, clock: Clock, hold: Callable[[]
         cluster="slurm",
         job=Submitted("", None, order.indices),
         run_arguments=tuple(mask_words(order.run_arguments)),
-        chunks=plan.chunks,
+        chunks=plan.survey.chunks,
         submitted_at_ms=clock.now_ms(),
         asked=dict(plan.asked),
-        listed=plan.listed,
+        listed=plan.survey.listed,
         left=plan.left,
     )
 

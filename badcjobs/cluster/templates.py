@@ -203,31 +203,7 @@ def parse_settings(text: str, settings: Sequence[str], name: str, *, complete: b
     return values
 
 
-class Kind(NamedTuple):
-    """What a key takes."""
-
-    expected: str
-    example: str
-    read: Callable[[str], object]  # a false result or a ValueError: the value is wrong
-
-
-_WORD = re.compile(r"[^\s<>]+").fullmatch
-_COUNT = Kind("a whole number above 0", "4", re.compile(r"0*[1-9][0-9]*").fullmatch)
-_KINDS = {
-    "account": Kind("a name without spaces", "st-pi-1", _WORD),
-    "partition": Kind("names of partitions, separated by commas", "gpu", _WORD),
-    "qos": Kind("a name without spaces", "normal", _WORD),
-    "constraint": Kind("features of a node, without spaces", "gpu_mem_32", _WORD),
-    "array": Kind("indices of an array", "0-9, 1-20:2 or 0-99%10", sbatch.parse_array),
-    "time": Kind("a time limit", "12:00:00 or 1-00:00:00", sbatch.parse_limit),
-    "mem": Kind("an amount of memory", "16G", lambda text: sbatch.parse_memory(text) >= 0),
-    "gpus-per-node": Kind("a number of GPUs", "4 or v100:4", lambda text: sbatch.count_gpus({"gpus-per-node": text})),
-    "ntasks": _COUNT,
-    "ntasks-per-node": _COUNT,
-    "cpus-per-task": _COUNT,
-    "signal": Kind("a signal and its seconds before the end", "B:USR1@180", sbatch.parse_signal),
-    "args": Kind("arguments with every quotation mark closed", "--max-gpus 2", shlex.split),
-}
+_NAMES = ("account", "partition", "qos", "constraint")
 _PATHS = ("source", "out", "image", "badcjobs", "apptainer")
 
 
@@ -237,23 +213,21 @@ def _why_wrong(key: Key, value: str) -> str | None:
         return "it has no value, or one that cannot be written in a line of a script"
     if key.name in _PATHS and value.startswith("~"):
         return "must be a path without ~, because the shell does not expand it there"
-    kind = _KINDS.get(key.name)
-    if kind is not None and not _can_read(kind, value):
-        return f"must be {kind.expected}, such as {kind.example}"
-    instead = sbatch.suggest_range(sbatch.parse_array(value)) if key.name == "array" else None
-    if instead is not None:
-        return f"must be a range, because Slurm does not pass a list to its tasks, such as {instead}"
+    if key.name in _NAMES and re.search(r"[\s<>]", value):
+        return "must be a name without spaces, < and >"
+    mistakes: list[str] = []
+    if key.name == "args":
+        sbatch.try_parse(mistakes, shlex.split, value)
+    options = {key.name: value}
+    asked = sbatch.read_asked(options, sbatch.read_values(options, mistakes), mistakes)
+    if mistakes:
+        return mistakes[0]
+    if asked.array_range is not None:
+        return f"must be a range, because Slurm does not pass a list to its tasks, such as {asked.array_range}"
     form = r"[^<>\s]+".join(map(re.escape, _PLACEHOLDER.split(key.value)))
     if key.required and not re.fullmatch(form, value):
         return f"must have the form {key.value}"
     return None
-
-
-def _can_read(kind: Kind, value: str) -> bool:
-    try:
-        return bool(kind.read(value))
-    except ValueError:
-        return False
 
 
 def fill(text: str, values: Values) -> str:

@@ -47,8 +47,8 @@ def follow(scheduler: Scheduler, result: SubmitResult, clock: Clock, poll_s: flo
         if states != before:
             last_states.update(states.array)
             exit_codes.update(states.exit_codes)
-            done = min(chunks.count(tasks.glob(pattern)), result.plan.chunks)
-            tell(progress_line(result.job, states, done, result.plan.chunks))
+            done = min(chunks.count(tasks.glob(pattern)), result.plan.survey.chunks)
+            tell(progress_line(result.job, states, done, result.plan.survey.chunks))
         before = states
     final = {index: state for index, state in last_states.items() if state not in UNFINISHED}
     return replace(before, array=final, exit_codes=exit_codes)
@@ -79,7 +79,12 @@ def evaluate_job(
         summary = summarize_database(folder.job_database, progress, clock.now_ms(), _ended)
     else:
         order = MergeOrder([folder.path], folder.job_database)
-        summary = finish_job(order, clock, reading_source=progress, ask_queue=_ended).summary
+        summary = finish_job(
+            order,
+            clock,
+            reading_source=progress,
+            ask_queue=_ended,
+        ).summary
     ends = scheduler.ends(result.job, states, folder)
     # An earlier job may have done every chunk, although no task of this job started.
     verdict = verdict_of(ends) if summary.verdict == "done" else summary.verdict

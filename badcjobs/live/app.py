@@ -97,7 +97,7 @@ ENDPOINTS = (
     Endpoint("one_task", "/api/tasks/{name}"),
     Endpoint("log", "/api/tasks/{name}/log", JSON, _OF_LOG),
     Endpoint("alerts", "/api/alerts"),
-    Endpoint("ws", "/ws", JSON, [Parameter("last_event_id", *_TEXT)]),
+    Endpoint("ws", "/ws"),
     Endpoint("prometheus", "/metrics", "text/plain; version=0.0.4"),
     Endpoint("live.js", "/live.js", SCRIPT),
     Endpoint("words.js", "/words.js", SCRIPT),
@@ -125,7 +125,7 @@ def make_app(hub: Hub, source: LiveSource, guard: Guard) -> ASGIApp:
         if refusal is not None:
             answer = error_response(*refusal)
         elif scope["type"] == "websocket":
-            answer = _listener(hub, scope)
+            answer = _listener(hub, scope["path"])
         try:
             await answer(scope, receive, send)
         except Exception:
@@ -135,12 +135,12 @@ def make_app(hub: Hub, source: LiveSource, guard: Guard) -> ASGIApp:
     return guarded_app
 
 
-def _listener(hub: Hub, scope: Scope) -> ASGIApp:
+def _listener(hub: Hub, path: str) -> ASGIApp:
     """Return the listener for a WebSocket, or the reason for its refusal."""
-    if scope["path"] != "/ws":
+    if path != "/ws":
         return error_response(404, "the only WebSocket is /ws")
     try:
-        return hub.join(QueryParams(scope["query_string"]).get("last_event_id"))
+        return hub.join()
     except HTTPException as error:
         return error_response(error.status_code, error.detail, error.headers)
 
@@ -185,24 +185,27 @@ def _route(endpoint: Endpoint, handlers: Handlers) -> Route:
         text = content if isinstance(content, str) else json_text(content)
         return _response(text, endpoint.media)
 
-    return Route(endpoint.path, respond, methods=["GET"], name=endpoint.name)
+    return Route(
+        endpoint.path,
+        respond,
+        methods=["GET"],
+        name=endpoint.name,
+    )
 
 
 def _parse_query(endpoint: Endpoint, query: QueryParams) -> dict[str, Any]:
     """Return the value of each parameter; raise a 400 for a wrong one."""
-    parameters = {parameter.name: parameter for parameter in endpoint.parameters}
+    names = [parameter.name for parameter in endpoint.parameters]
     for name in query:
-        if name not in parameters:
-            allowed = f"known: {', '.join(parameters)}" if parameters else "this path has none"
-            raise HTTPException(400, f"unknown parameter {name[:40]!r} ({allowed})")
-        if len(query.getlist(name)) > 1:
-            raise HTTPException(400, f"parameter {name} is given twice")
-    values = {name: parameter.default for name, parameter in parameters.items()}
-    for name, text in query.items():
-        parameter = parameters[name]
-        if not re.fullmatch(parameter.pattern, text, re.DOTALL):
-            raise HTTPException(400, f"{name}={text[:20]}: must be {parameter.allowed}")
-        values[name] = parameter.type(text)
+        if name not in names:
+            allowed = ", ".join(names) or "none"
+            raise HTTPException(400, f"unknown parameter {name[:40]!r} (known: {allowed})")
+    values = {}
+    for name, pattern, allowed, read, default in endpoint.parameters:
+        text = query.get(name)
+        if text is not None and not re.fullmatch(pattern, text, re.DOTALL):
+            raise HTTPException(400, f"{name}={text[:20]}: must be {allowed}")
+        values[name] = default if text is None else read(text)
     return values
 
 

@@ -28,7 +28,13 @@ _LOG_BYTES = 512 * 1024  # read from the end of a log, enough for a browser
 
 def json_text(document: object) -> str:
     """Return compact JSON; NaN raises ValueError, because it is not valid JSON."""
-    return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=list)
+    return json.dumps(
+        document,
+        ensure_ascii=False,
+        separators=(",", ":"),
+        allow_nan=False,
+        default=list,
+    )
 
 
 class Item(NamedTuple):
@@ -92,7 +98,12 @@ def open_run(target: Path, clock: Clock, ask_queue: AskQueue = not_asked) -> Liv
     """Open a run folder or one of its databases; raise DatabaseProblem for anything else."""
     if target.name in ("", ".."):  # "badcjobs serve ." in a run folder
         target = target.resolve()
-    view = open_run_view(target, clock, confined=True, ask_queue=ask_queue)
+    view = open_run_view(
+        target,
+        clock,
+        confined=True,
+        ask_queue=ask_queue,
+    )
     folder = view.files.folder.path.absolute()
     if folder.name == "tasks":
         folder = folder.parent

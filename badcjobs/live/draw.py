@@ -42,7 +42,7 @@ _HELP_INDENT = 16
 _HELP = (
     ("up down j k", "move between lines; also page up, page down, home, end"),
     ("enter", "open the task on this line; escape returns"),
-    ("s   r", "change the sort order; reverse it"),
+    ("s", "change the sort order"),
     ("/", "show only lines with these words: 'gpu03 running'"),
     ("d", "switch between tasks and devices"),
     ("?   q", "this help; quit"),
@@ -90,7 +90,12 @@ def as_plain_text(snapshot: Snapshot, ui: UiState | None = None, *, width: int =
     """Return one page as text without style, for a file, a pipe or a mail."""
     if ui is None:
         ui = UiState.at_start(of_run=snapshot.of_run)
-    page = draw(snapshot, ui, width=width, ascii_only=ascii_only)
+    page = draw(
+        snapshot,
+        ui,
+        width=width,
+        ascii_only=ascii_only,
+    )
     return "\n".join(line.plain.rstrip() for line in page.lines).rstrip()
 
 
@@ -120,7 +125,13 @@ def _body(snapshot: Snapshot, ui: UiState, width: int, room: int | None) -> Page
 def _help_lines(width: int) -> Lines:
     lines = []
     for name, meaning in _HELP:
-        lines += labelled(name, meaning, width, indent=_HELP_INDENT, style="bold")
+        lines += labelled(
+            name,
+            meaning,
+            width,
+            indent=_HELP_INDENT,
+            style="bold",
+        )
     return lines
 
 
@@ -206,7 +217,15 @@ def _progress(snapshot: Snapshot, width: int) -> Lines:
     if rate is not None:
         facts.append(speed(rate))
     style = "yellow" if total.failed else "green"
-    return [bar_line(total.share, facts, width, style=style, failed=share_of_chunk * total.failed)]
+    return [
+        bar_line(
+            total.share,
+            facts,
+            width,
+            style=style,
+            failed=share_of_chunk * total.failed,
+        )
+    ]
 
 
 def _totals(snapshot: Snapshot) -> Lines:
@@ -285,11 +304,9 @@ def _foot(ui: UiState, width: int) -> Text:
 
 def _list_keys(ui: UiState) -> list[str]:
     order = f"by {ui.order}"
-    if ui.reverse:
-        order += ", reversed"
     if ui.filter:
         order += f", only '{ui.filter}'"
-    keys = [order, "q quit", "? help", "s sort", "/ filter", "r reverse"]
+    keys = [order, "q quit", "? help", "s sort", "/ filter"]
     if ui.of_run:
         keys[3:3] = ["enter open", "d tasks" if ui.page == DEVICES else "d devices"]
     return keys

@@ -64,7 +64,13 @@ def _progress(snapshot: Snapshot, task: TaskFacts, width: int) -> Text:
         facts.append(f"{task.failed_for_good:,} failed")
     if task.before:
         facts.append(f"{task.before:,} done before")
-    return bar_line(settled_share(task), facts, width, style=STYLES[task.state], failed=failed_share(task))
+    return bar_line(
+        settled_share(task),
+        facts,
+        width,
+        style=STYLES[task.state],
+        failed=failed_share(task),
+    )
 
 
 def _labels(snapshot: Snapshot, task: TaskFacts) -> list[tuple[str, str]]:

@@ -1,13 +1,12 @@
 """Share one snapshot between all clients: at most one is read at a time, and one per interval.
 
-A client of /ws gets everything first, then changes; after a reconnect, the changes that it missed."""
+A client of /ws gets everything first, then changes; after a reconnect, everything again."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,7 +27,6 @@ _HEARTBEAT_EVERY_S = 10.0
 _PAUSE_S = 0.05  # between the parts of a large run
 _MAX_LISTENERS = 256
 _MAX_WAITING = 32  # messages for one listener
-_KEPT = 64  # changes, for clients that reconnect
 _SERVER_ENDS = 1001  # the code of a closing WebSocket
 
 
@@ -83,14 +81,10 @@ class Hub:
     _pending: asyncio.Task[Documents] | None = None
     _read_at_s: float | None = None
     _closed: bool = False
-    _changes: deque[tuple[str, str]] = field(default_factory=lambda: deque(maxlen=_KEPT))  # (previous id, message)
-    _number: int = 0  # of changes
     started_at_s: float = field(init=False)
-    _started_at_ms: int = field(init=False)
     _sent_at_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._started_at_ms = self.clock.now_ms()
         self.started_at_s = self._sent_at_s = self.clock.monotonic_s()
 
     # --- reading ---
@@ -158,7 +152,7 @@ class Hub:
         before = self.last
         self.last = documents
         if before is None:
-            self._send(self._everything(documents))
+            self._send(_everything(documents))
         else:
             self._send_change(before, documents)
         self._set_trouble(None)
@@ -180,16 +174,8 @@ class Hub:
 
     # --- messages ---
 
-    @property
-    def _id(self) -> str:
-        return f"{self._started_at_ms:x}-{self._number}"  # another one after a restart of the server
-
-    def _everything(self, documents: Documents) -> str:
-        """Return the message with everything."""
-        return _message("snapshot", _state_text(documents.state, documents.tasks, documents.devices), self._id)
-
     def _send_change(self, before: Documents, now: Documents) -> None:
-        """Send what has changed, and keep it for clients that reconnect."""
+        """Send what has changed."""
         tasks = _changed(before.tasks, now.tasks)
         devices = _changed(before.devices, now.devices)
         gone = {
@@ -197,13 +183,8 @@ class Hub:
             "gone_devices": [key for key in before.devices if key not in now.devices],
         }
         is_same = before.state | {"at_ms": 0} == now.state | {"at_ms": 0}
-        if is_same and not (tasks or devices or any(gone.values())):
-            return
-        last_id = self._id
-        self._number += 1
-        message = _message("change", _state_text(now.state | gone, tasks, devices), self._id)
-        self._changes.append((last_id, message))
-        self._send(message)
+        if not is_same or tasks or devices or any(gone.values()):
+            self._send(_message("change", _state_text(now.state | gone, tasks, devices)))
 
     def _set_trouble(self, trouble: str | None) -> None:
         if trouble != self.trouble:
@@ -222,24 +203,16 @@ class Hub:
 
     # --- listeners ---
 
-    def join(self, last_id: str | None) -> Listener:
+    def join(self) -> Listener:
         """Add a listener for the current state and all changes; raise a 503 if there are too many."""
         if self._closed or len(self.listeners) >= _MAX_LISTENERS:
             raise unavailable(f"too many listeners ({len(self.listeners)})")
-        listener = Listener(self._missed(last_id), on_close=self.listeners.discard)
+        listener = Listener(on_close=self.listeners.discard)
+        if self.last is not None:
+            listener.put(_everything(self.last))
         self.listeners.add(listener)
         self.refresh()
         return listener
-
-    def _missed(self, last_id: str | None) -> list[str]:
-        """Return the messages that a client needs after ``last_id``; None: it is new."""
-        if self.last is None or last_id == self._id:
-            return []
-        ids = [previous_id for previous_id, _ in self._changes]
-        if last_id not in ids:
-            return [self._everything(self.last)]
-        messages = [message for _, message in self._changes]
-        return messages[ids.index(last_id) :]
 
     def close(self) -> None:
         """Disconnect every listener and stop reading."""
@@ -251,12 +224,10 @@ class Hub:
 class Listener:
     """One client of /ws, and the messages still to be sent to it; an ASGI application for its connection."""
 
-    def __init__(self, messages: Sequence[str], on_close: Callable[[Listener], None]) -> None:
+    def __init__(self, on_close: Callable[[Listener], None]) -> None:
         self._on_close = on_close
         self._abort: Callable[[], None] = lambda: None
         self._waiting: asyncio.Queue[str | None] = asyncio.Queue()
-        for message in messages:
-            self._waiting.put_nowait(message)
 
     def put(self, message: str | None) -> None:
         """Add a message, or None, the end; a client that reads too slowly is disconnected."""
@@ -298,9 +269,14 @@ async def _wait_for_end(socket: WebSocket) -> None:
         pass
 
 
-def _message(event: str, data: str, event_id: str | None = None) -> str:
+def _everything(documents: Documents) -> str:
+    """Return the message with everything."""
+    return _message("snapshot", _state_text(documents.state, documents.tasks, documents.devices))
+
+
+def _message(event: str, data: str) -> str:
     """Return one message for /ws; ``data`` is JSON."""
-    text = f'{{"event":"{event}","id":{json_text(event_id)},"data":{data}}}'
+    text = f'{{"event":"{event}","data":{data}}}'
     return text.encode("utf-8", "replace").decode()  # a file name may not be valid Unicode
 
 

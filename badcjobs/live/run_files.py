@@ -290,7 +290,12 @@ def read_array(files: RunFiles) -> ArrayOfRun:
         record = read_record(folder.path)
         if record is not None:
             job = record.job
-            array = replace(array, job_id=job.job_id, indices=job.indices, count=len(job.indices))
+            array = replace(
+                array,
+                job_id=job.job_id,
+                indices=job.indices,
+                count=len(job.indices),
+            )
             array = replace(array, submitted_at_ms=record.submitted_at_ms, chunks=record.chunks)
     except BadcjobsError as error:  # show the run even if its files were edited
         return ArrayOfRun(trouble=error.what)

@@ -292,7 +292,14 @@ def _one_finding(alerts: Sequence[TaskAlert]) -> TaskAlert:
         nodes = sorted({alert.node for alert in alerts if alert.node})
         where = f"{count(len(devices), 'GPU')} on {first_names(nodes, _MOST_NAMED)}"
         message = f"{where}; for example, {worst.message}"
-        worst = replace(worst, message=message, node=None, task=None, device_index=None, device_uuid=None)
+        worst = replace(
+            worst,
+            message=message,
+            node=None,
+            task=None,
+            device_index=None,
+            device_uuid=None,
+        )
     return replace(worst, fix=worst.fix or _FIXES.get(worst.kind, ""))
 
 
@@ -365,7 +372,6 @@ def add_up(
     """Return the totals of a run; ``every`` holds all attempts, including those followed by another.
 
     ``array_count``: tasks of the array; 0: unknown. ``alone``: only one file, without the other parts of the source.
-
     A run may have divided its source several times, in different ways. Each division covers all of the source, so only
     the chunks of one division are counted.
     """
@@ -382,26 +388,33 @@ def add_up(
         parts = None
     elif parts is not None and parts_listed:
         in_all = round(chunks * parts / parts_listed)
-    audio_s = sum(task.audio_s for task in every)
-    ran_s = running_s(every)
     total = replace(
-        total_of_devices([device for device in devices if device.alive]),
-        states=dict(Counter(task.state for task in tasks)),
+        _total_of_work(tasks, devices, every),
         chunks=chunks,
         source_chunks=in_all,
         parts=parts,
         parts_listed=parts_listed if parts else 0,
         done=sum(task.done + task.before for task in division),
         failed=sum(task.failed_for_good for task in division),
+        ended_at_ms=None if parts else _end_of_last(tasks),
+    )
+    return replace(total, ends_at_ms=_expected_end_ms(total, tasks, every))
+
+
+def _total_of_work(tasks: Tasks, devices: Sequence[DeviceFacts], every: Tasks) -> Total:
+    """Return the totals that do not depend on how the source was divided."""
+    audio_s = sum(task.audio_s for task in every)
+    ran_s = running_s(every)
+    return replace(
+        total_of_devices([device for device in devices if device.alive]),
+        states=dict(Counter(task.state for task in tasks)),
         audio_done_s=audio_s,
         with_overlaps=any(parse_settings(settings).get("overlap") for settings in {task.settings for task in every}),
         rate=sum_of_known(task.rate for task in tasks if task.state == "running"),
-        ended_at_ms=None if parts else _end_of_last(tasks),
         ran_s=ran_s,
         gpu_s=sum(task.gpu_s for task in every),
-        speed=audio_s / ran_s if audio_s and ran_s > 0 else None,
+        speed=audio_s / ran_s if audio_s and ran_s else None,
     )
-    return replace(total, ends_at_ms=_expected_end_ms(total, tasks, every))
 
 
 def _expected_end_ms(total: Total, tasks: Tasks, every: Tasks) -> int | None:

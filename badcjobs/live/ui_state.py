@@ -35,7 +35,7 @@ DEVICE_ORDERS: dict[str, Callable[[DeviceFacts], _Value]] = {
 def arrange_tasks(tasks: Sequence[TaskFacts], ui: UiState) -> list[TaskFacts]:
     """Return the tasks that match the filter, in the chosen order."""
     kept = [t for t in tasks if _matches(ui.filter, t.label, t.node, t.state, t.engine, *t.working_on)]
-    return _sort(kept, TASK_ORDERS[ui.order], reverse=ui.reverse)
+    return _sort(kept, TASK_ORDERS[ui.order])
 
 
 def arrange_devices(devices: Sequence[DeviceFacts], ui: UiState) -> list[DeviceFacts]:
@@ -46,16 +46,13 @@ def arrange_devices(devices: Sequence[DeviceFacts], ui: UiState) -> list[DeviceF
         names = (device.task, device.node, device.name, device.uuid, *device.chunks, f"gpu{device.index}", state)
         if _matches(ui.filter, *names):
             kept.append(device)
-    arranged = _sort(kept, DEVICE_ORDERS[ui.order], reverse=ui.reverse)
-    return sorted(arranged, key=lambda device: not device.alive)
+    return sorted(_sort(kept, DEVICE_ORDERS[ui.order]), key=lambda device: not device.alive)
 
 
-def _sort(rows: Sequence[Row], order: Callable[[Row], _Value], *, reverse: bool) -> list[Row]:
-    """Return the rows in an order; those without a value come last, also in reverse."""
+def _sort(rows: Sequence[Row], order: Callable[[Row], _Value]) -> list[Row]:
+    """Return the rows in an order; those without a value come last."""
     ranked = [row for row in rows if order(row) is not None]
     ranked.sort(key=order, reverse=True)  # type: ignore[arg-type]
-    if reverse:
-        ranked.reverse()
     return ranked + [row for row in rows if order(row) is None]
 
 
@@ -69,7 +66,7 @@ def _matches(wanted: str, *names: str | None) -> bool:
 TASKS, DEVICES, TASK, HELP = "tasks", "devices", "task", "help"
 _FIRST_ORDER = {TASKS: "state", DEVICES: "task"}
 _FAR = 1_000_000_000
-_MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "home": -_FAR, "g": -_FAR, "end": _FAR, "G": _FAR}
+_MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "home": -_FAR, "end": _FAR}
 _MAX_FILTER = 60
 
 
@@ -83,7 +80,6 @@ class UiState:
     scroll: int = 0  # on the pages TASK and HELP: lines above the top of the screen
     opened: str | None = None  # name of the task on the page TASK
     order: str = "task"
-    reverse: bool = False
     filter: str = ""  # show only lines with all these words
     typing: bool = False  # the filter is being typed
     quitting: bool = False
@@ -93,7 +89,12 @@ class UiState:
     def at_start(cls, *, of_run: bool) -> UiState:
         """Return the state at the start."""
         page = TASKS if of_run else DEVICES
-        return cls(page=page, of_run=of_run, back_to=page, order=_FIRST_ORDER[page])
+        return cls(
+            page=page,
+            of_run=of_run,
+            back_to=page,
+            order=_FIRST_ORDER[page],
+        )
 
     @property
     def orders(self) -> list[str]:
@@ -118,9 +119,14 @@ def _scroll(ui: UiState, key: str, step: int | None, last: int) -> UiState:
     """Scroll a page, or return to the list."""
     if step is not None and (last or ui.page == TASK):
         return replace(ui, scroll=min(last, max(0, ui.scroll + step)))
-    if ui.page == TASK and key not in ("escape", "backspace", "enter", "left"):
+    if ui.page == TASK and key not in ("escape", "enter"):
         return ui
-    return replace(ui, page=ui.back_to, opened=None, scroll=0)
+    return replace(
+        ui,
+        page=ui.back_to,
+        opened=None,
+        scroll=0,
+    )
 
 
 def _press_in_list(ui: UiState, key: str, step: int | None, last: int, names: Sequence[str | None]) -> UiState:
@@ -128,7 +134,12 @@ def _press_in_list(ui: UiState, key: str, step: int | None, last: int, names: Se
     if step is not None:
         return replace(ui, line=min(last, max(0, ui.line + step)))
     if key == "?":
-        return replace(ui, page=HELP, back_to=ui.page, scroll=0)
+        return replace(
+            ui,
+            page=HELP,
+            back_to=ui.page,
+            scroll=0,
+        )
     if key == "/":
         return replace(ui, typing=True)
     if key == "escape":
@@ -136,13 +147,22 @@ def _press_in_list(ui: UiState, key: str, step: int | None, last: int, names: Se
     if key == "s":
         following = ui.orders.index(ui.order) + 1
         return replace(ui, order=ui.orders[following % len(ui.orders)], line=0)
-    if key == "r":
-        return replace(ui, reverse=not ui.reverse, line=0)
-    if key in ("enter", "right") and names and names[ui.line] is not None:
-        return replace(ui, page=TASK, opened=names[ui.line], back_to=ui.page, scroll=0)
-    if key in ("d", "tab") and ui.of_run:
+    if key == "enter" and names and names[ui.line] is not None:
+        return replace(
+            ui,
+            page=TASK,
+            opened=names[ui.line],
+            back_to=ui.page,
+            scroll=0,
+        )
+    if key == "d" and ui.of_run:
         page = TASKS if ui.page == DEVICES else DEVICES
-        return replace(ui, page=page, order=_FIRST_ORDER[page], line=0)
+        return replace(
+            ui,
+            page=page,
+            order=_FIRST_ORDER[page],
+            line=0,
+        )
     return ui
 
 
@@ -150,7 +170,12 @@ def _type(ui: UiState, key: str) -> UiState:
     if key in ("enter", "ctrl-c"):
         return replace(ui, typing=False)
     if key == "escape":
-        return replace(ui, typing=False, filter="", line=0)
+        return replace(
+            ui,
+            typing=False,
+            filter="",
+            line=0,
+        )
     if key == "backspace":
         return replace(ui, filter=ui.filter[:-1], line=0)
     if len(key) == 1 and key.isprintable():
@@ -164,8 +189,6 @@ def _type(ui: UiState, key: str) -> UiState:
 _ESCAPED = {
     "A": "up",
     "B": "down",
-    "C": "right",
-    "D": "left",
     "H": "home",
     "F": "end",
     "1~": "home",
@@ -177,7 +200,6 @@ _NAMES = {
     "\x1b": "escape",
     "\r": "enter",
     "\n": "enter",
-    "\t": "tab",
     "\x7f": "backspace",
     "\x08": "backspace",
     "\x03": "ctrl-c",

@@ -78,14 +78,10 @@ class RunView:
     ask_queue: AskQueue = not_asked
 
     def look(self, patience_s: float = math.inf) -> Snapshot:
-        """Read what has changed and return a snapshot; raise DatabaseProblem if the run folder is gone.
-
-        ``patience_s``: how long to read files; the others follow at the next look.
-        """
+        """Read what has changed, as far as time allows; raise DatabaseProblem if the run folder is gone."""
         files = self.files
         now_ms = self.clock.now_ms()
         unread = files.read_changes(now_ms, self.clock.monotonic_s() + patience_s)
-
         array = ArrayOfRun() if files.only else read_array(files)
         every = files.tasks
         newest = {task.part: task for task in sorted(every, key=lambda task: task.age)}.values()
@@ -95,10 +91,6 @@ class RunView:
             state = "unbegun" if is_abandoned(array, files, published) else "waiting"
             tasks = sorted([*tasks, *array.waiting(published, state)], key=_sort_key)
         devices = tuple(device for task in published for device in task.its_devices)
-        alerts = run_alerts(tasks)
-        for task in published:
-            if task.state == "running":
-                alerts += [alert for alert in task.alerts if alert.is_open]
         total = add_up(
             tasks,
             devices,
@@ -116,7 +108,7 @@ class RunView:
             of_run=True,
             tasks=tuple(tasks),
             devices=devices,
-            alerts=tuple(alerts),
+            alerts=(*run_alerts(tasks), *_open_alerts(published)),
             total=total,
             remarks=self._remarks(array, every),
             unread=unread,
@@ -186,6 +178,13 @@ class RunView:
         last = max(every, key=lambda task: task.age, default=None)
         settings = parse_settings(last.settings if last else None)
         return find_finish(frozen, run.path, settings, trace, indices).lines
+
+
+def _open_alerts(tasks: Tasks) -> Iterator[TaskAlert]:
+    """Yield the open alerts of running tasks."""
+    for task in tasks:
+        if task.state == "running":
+            yield from (alert for alert in task.alerts if alert.is_open)
 
 
 def _sort_key(task: TaskFacts) -> tuple[int, str, int, int]:

@@ -208,8 +208,7 @@ def _read_settings(script: BatchScript, order: CheckOrder) -> tuple[RunSettings,
     values = {**project.values.get("run", {}), **_parse_values(start, mistakes)}
 
     place = f"{script.name} line {start.line}"
-    all_known = start.named & SETTINGS["run"].keys() <= start.values.keys()
-    if all_known and not start.hidden and not script.wrong_calls:
+    if None not in start.values.values() and not start.hidden and not script.wrong_calls:
         sources = ["?"] if start.sources is None else start.sources or values.get("source", ())
         mistakes += contradictions({**values, "source": sources})
         if not values.get("out"):
@@ -230,7 +229,7 @@ def _read_project(start: Call, order: CheckOrder) -> tuple[Project, list[Remark]
     """Read the settings file that a call uses."""
     try:
         trust = order.trust and replace(order.trust, without=f"{start.text} --config ''")
-        return Project.read(start.values.get("config", ()), order.cwd, trust, ("run",)), []
+        return Project.read(start.values.get("config") or (), order.cwd, trust, ("run",)), []
     except BadInput as error:
         text = f"{error.what}: {error.why}" if error.why else error.what
         return Project(), [problem("config", text, error.fix or "badcjobs guide settings")]
@@ -240,7 +239,7 @@ def _parse_values(start: Call, mistakes: list[str]) -> dict[str, Any]:
     """Return the settings that a call gives, in their types; add wrong ones to ``mistakes``."""
     values: dict[str, Any] = {}
     for key, value in start.values.items():
-        if key not in SETTINGS["run"]:
+        if key not in SETTINGS["run"] or value is None:
             continue
         values[key] = value
         parse = _NUMBERS.get(SETTINGS["run"][key].kind)
@@ -473,6 +472,6 @@ def _not_visible_here(script: BatchScript | None) -> str | None:
     if script.set_up_by:
         return f"the script's {script.set_up_by}"
     start = script.start
-    if start is not None and "engine" not in start.values and (start.hidden or "engine" in start.named):
+    if start is not None and start.values.get("engine") is None and (start.hidden or "engine" in start.values):
         return "the values of the script's variables"
     return None

@@ -124,7 +124,7 @@ class Job:
     @property
     def merges(self) -> bool:
         """Whether the script calls ``badcjobs merge``."""
-        return self.script is not None and any(call.command == "merge" for call in self.script.calls)
+        return self.script is not None and self.script.call is not None and self.script.call.command == "merge"
 
     def ask(self, name: str, value: object, note: str = "") -> str:
         """Return the line that asks Slurm for a value: of the script, else as an option of submit."""

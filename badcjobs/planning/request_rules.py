@@ -43,7 +43,7 @@ def _check_spacing(job: Job, *, may_have_begun: bool) -> Iterator[Remark]:
     if job.has_begun or request.array_range is None or (job.script is not None and start is None):
         return
     if start is not None:
-        if "shard" in start.named:
+        if "shard" in start.values:
             return
         may_have_begun = may_have_begun or start.hidden
     yield Remark(
@@ -153,7 +153,7 @@ def _check_node(job: Job) -> Iterator[Remark]:
             yield problem(subject, text, job.ask(option, f"{int(most)}{ending}"))
     if script is None or script.start is None or (request.nodes or 1) == 1:
         return
-    if not any(call.spread for call in script.calls):
+    if not script.start.by_srun:
         text = f"{script.name} asks for {request.nodes} nodes, but line {script.start.line} starts badcjobs on the"
         fix = job.ask("nodes", 1, "and more array tasks; or srun: badcjobs template multinode")
         yield warning("nodes", f"{text} first alone: the GPUs of the others are idle", fix)

@@ -21,18 +21,17 @@ def check_script(facts: PreflightFacts) -> Iterator[Remark]:
     script = job.script
     if script is not None:
         for mistake in script.mistakes:
-            yield problem("script", f"{script.name}{mistake.text}", mistake.fix)
+            yield problem("script", f"{script.name}: {mistake.text}", mistake.fix)
         for mistake in script.ignored:
-            yield warning("script", f"{script.name}{mistake.text}", mistake.fix)
+            yield warning("script", f"{script.name} {mistake.text}", mistake.fix)
         for mistake in script.wrong_calls:
-            yield problem("call", f"{script.name}{mistake.text}", mistake.fix)
+            yield problem("call", f"{script.name} {mistake.text}", mistake.fix)
         if script.start is None:
             yield from _check_without_start(script, merges=job.merges)
         else:
             yield _check_start(script, script.start)
             yield _check_signal(job, script, script.start)
-            yield from _check_log_mode(job, script)
-            yield from _check_unloaded(job, script, script.start)
+            yield from _check_log_and_modules(job, script, script.start)
     yield from _check_grace(job, facts.slurm)
     yield from _check_modules(script, facts.modules)
 
@@ -42,26 +41,17 @@ def check_script(facts: PreflightFacts) -> Iterator[Remark]:
 
 def _check_start(script: BatchScript, start: Call) -> Remark:
     """Check that Slurm's signals reach badcjobs."""
+    place = f"{script.name} line {start.line}"
     to_script = script.signal is not None and script.signal.to_script
-    in_shell = [call for call in script.starts if not call.by_exec]
     if script.traps_signals:
-        return fine("start", f"{script.name} line {start.line}: the script answers signals itself (trap)")
-    if not in_shell:
-        return fine("start", f"{script.name} line {start.line} starts badcjobs with exec")
-    if start.by_srun and not to_script:
-        return fine("start", f"{script.name} line {start.line} starts badcjobs with srun")
-    lines = ", ".join(str(call.line) for call in in_shell)
-    severity = WARNING
-    fate = "does not pass on Slurm's signals"
+        return fine("start", f"{place}: the script answers signals itself (trap)")
+    if start.by_exec or (start.by_srun and not to_script):
+        return fine("start", f"{place} starts badcjobs with {'exec' if start.by_exec else 'srun'}")
+    text = f"{place} does not start badcjobs with exec: the shell"
+    fix = f"exec {start.text}   (as the only start: one run may have several sources)"
     if to_script:
-        severity = PROBLEM
-        fate = "would be killed by the warning before the time limit"
-    return Remark(
-        severity,
-        "start",
-        f"{script.name} line {lines} does not start badcjobs with exec: the shell {fate}",
-        f"exec {start.text.removeprefix('exec ')}   (as the only start: one run may have several sources)",
-    )
+        return problem("start", f"{text} would be killed by the warning before the time limit", fix)
+    return warning("start", f"{text} does not pass on Slurm's signals", fix)
 
 
 def _check_signal(job: Job, script: BatchScript, start: Call) -> Remark:
@@ -94,14 +84,11 @@ def _check_signal(job: Job, script: BatchScript, start: Call) -> Remark:
     return fine("signal", f"{option} warns the task {signal.lead_s} s before its end")
 
 
-def _check_log_mode(job: Job, script: BatchScript) -> Iterator[Remark]:
+def _check_log_and_modules(job: Job, script: BatchScript, start: Call) -> Iterator[Remark]:
+    """Find a log that is overwritten, and what the site wants and the script does not load; an image has its own."""
     if not script.options.get("open-mode", "").startswith("a"):
         text = f"{script.name} has no --open-mode=append: a task that is requeued overwrites its first log"
         yield warning("log", text, job.ask("open-mode", "append"))
-
-
-def _check_unloaded(job: Job, script: BatchScript, start: Call) -> Iterator[Remark]:
-    """Find what the site wants and the script does not load; an image brings its own."""
     named = [word.partition("/")[0] for word in script.modules]
     unloaded = [word for word in job.site.modules if word not in named]
     if unloaded and not start.contained:
@@ -125,7 +112,7 @@ def _check_without_start(script: BatchScript, *, merges: bool) -> Iterator[Remar
         lines = ", ".join(str(line) for line in script.unread)
         text = f"not checked: line {lines} of {script.name} names badcjobs in a way that cannot be read here"
         yield fine("start", text, checked=False)
-    elif not script.calls:
+    elif script.call is None:
         text = f"{script.name} does not start badcjobs run itself"
         yield warning("start", text, "exec badcjobs run SOURCE --out DIR   (as its last line)")
 

@@ -93,15 +93,15 @@ class LiveServer(Program):
         self._client.cookies.clear()
         return self._client.get(self.url + path, **more)
 
-    def events(self, last_id: str = "", timeout_s: float = 60) -> Iterator[tuple[str | None, str, Any]]:
-        """Yield id, name and data of one message after the other."""
+    def events(self, timeout_s: float = 60) -> Iterator[tuple[str, Any]]:
+        """Yield name and data of one message after the other."""
         with socket.create_connection(("127.0.0.1", self.ready["port"]), timeout=timeout_s) as wire:
-            messages = websocket(wire, f"/ws?last_event_id={last_id}")
+            messages = websocket(wire, "/ws")
             assert next(messages) == 101
             for message in messages:
                 if not isinstance(message, dict):
                     return
-                yield message["id"], message["event"], message["data"]
+                yield message["event"], message["data"]
 
     def end(self, signum: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal and return the exit code."""

@@ -104,7 +104,7 @@ function drawSoon() {
 
 // --- the connection --------------------------------------------------------------------------------------------------
 
-let socket = null, lastId = "", receivedAt = 0, trouble = null, why = null;
+let socket = null, receivedAt = 0, trouble = null, why = null;
 const isOpen = () => socket && socket.readyState === WebSocket.OPEN;
 
 function showLink() {
@@ -120,10 +120,9 @@ function showLink() {
 }
 
 function receive(message) {
-  const { event, id, data } = JSON.parse(message.data, plain);
+  const { event, data } = JSON.parse(message.data, plain);
   receivedAt = Date.now();
   why = null;
-  if (id) lastId = id;
   if (event === "snapshot") takeAll(data);
   else if (event === "change") takeChange(data);
   else takeBeat(data);
@@ -158,11 +157,10 @@ function takeBeat(data) {
   if (known(data.at_ms)) seen.atMs = data.at_ms;
 }
 
-// After a reconnect, the server sends only what the page has missed.
 function connect() {
   const url = new URL("ws", location.href);
   url.protocol = url.protocol.replace("http", "ws");
-  url.search = lastId && `?last_event_id=${encodeURIComponent(lastId)}`;
+  url.search = "";
   socket = new WebSocket(url);
   socket.addEventListener("open", showLink);
   socket.addEventListener("message", receive);

@@ -33,17 +33,15 @@ def script(*lines):
 
 def read(text, environ=None):
     found = cluster.read_script(text, "job.sbatch", environ or {}, "/july", parse=PARSE)
-    calls = [
-        {**brief(call), "is": [name for name in ("by_exec", "by_srun", "spread", "contained") if getattr(call, name)]}
-        for call in found.calls
-    ]  # fmt: skip
-    known = {key: one for key, one in brief(found).items() if key not in ("name", "options", "calls")}
-    return {**known, **({"calls": calls} if calls else {})}
+    known = {key: one for key, one in brief(found).items() if key not in ("name", "options")}
+    if found.call is not None:
+        known["call"]["is"] = [name for name in ("by_exec", "by_srun", "contained") if getattr(found.call, name)]
+    return known
 
 
 def options(text):
     """Return what a script asks for with these options, of which a GPU would be missed."""
-    return {key: one for key, one in read(script(f"#SBATCH {text}", "badcjobs run m")).items() if key != "calls"}
+    return {key: one for key, one in read(script(f"#SBATCH {text}", "badcjobs run m")).items() if key != "call"}
 
 
 def test_what_is_understood_of_a_script_is_what_sbatch_and_the_shell_make_of_it(pages):
@@ -77,7 +75,7 @@ def requested(text, *options):
         found = cluster.read_request(text, options)
     except BadInput as error:
         return str(error).splitlines()
-    more = {"gpus": found.gpus, "ignored": found.ignored, "cores": found.cores, "indices": found.indices}
+    more = {"gpus": found.gpus, "cores": found.cores, "indices": found.indices}
     return {key: one for key, one in {**brief(found), **more}.items() if key != "given"}
 
 
@@ -113,7 +111,7 @@ def test_every_template_can_be_submitted_as_it_is_and_is_as_the_preflight_wants_
         assert claims == [], "its numbers may be replaced, and its comments stay"
         found = cluster.read_script(template.text, name, {}, "", PARSE)
         facts = PreflightFacts(Job(found.asked, Site(""), RunSettings(), found), Places(), Needs())
-        assert found.calls and not [one for one in check_script(facts) if one.severity != "fine"], name
+        assert found.call and not [one for one in check_script(facts) if one.severity != "fine"], name
         assert filled(name).text == template.text, "without settings it stays as it is"
         if "merge" not in name:
             keys = template.to_dict()["keys"]

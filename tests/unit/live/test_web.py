@@ -230,14 +230,11 @@ class Reported:
             await self.hub.latest()
 
     async def heard(self, listener):
-        """Return id, name and data of the messages that wait for a listener, and let it go."""
+        """Return name and data of the messages that wait for a listener, and let it go."""
         listener.put(None)  # the end
         messages = [json.loads(text) async for text in listener.messages()]
         self.hub.listeners.discard(listener)
-        return [(one["id"] or "", one["event"], one["data"]) for one in messages]
-
-    async def missed(self, last_id):
-        return await self.heard(self.hub.join(last_id))
+        return [(one["event"], one["data"]) for one in messages]
 
 
 def at(number):
@@ -257,24 +254,18 @@ def test_a_listener_hears_all_first_then_only_what_has_changed(pages):
     async def story():
         reported = Reported()
         await reported.read(course[0])
-        listener = reported.hub.join(None)
+        listener = reported.hub.join()
         await reported.read(*course[1:])
         return await reported.heard(listener)
 
-    pages({"events.txt": "\n".join(f"{i} {name} {json.dumps(data)}" for i, name, data in asyncio.run(story()))})
+    pages({"events.txt": "\n".join(f"{name} {json.dumps(data)}" for name, data in asyncio.run(story()))})
 
 
-def test_who_comes_back_hears_what_was_missed_and_who_was_away_too_long_hears_all():
+def test_no_request_waits_while_a_run_is_read_for_the_first_time():
     async def story():
         reported = Reported()
-        await reported.read(*map(at, range(101)))
-        last = [(i, data["tasks"][0]["done"]) for i, _, data in await reported.missed("0-98")]
-        assert last == [("0-99", 99), ("0-100", 100)]
-        assert [len(await reported.missed(f"0-{n}")) for n in (100, 90, 36, 35)] == [0, 10, 64, 1]
-        for strange in (None, "", "other-1", "0-101", "0--1", "0-x", "0-²", "0-" + "9" * 5000, "🐦"):
-            assert [name for _, name, _ in await reported.missed(strange)] == ["snapshot"], strange
         await reported.read(replace(FRAME, unread=9), FRAME)
-        assert (await reported.hub.latest()).snapshot.unread, "while a run is read for the first time, no request waits"
+        assert (await reported.hub.latest()).snapshot.unread
 
     asyncio.run(story())
 
@@ -283,15 +274,14 @@ def test_who_comes_back_hears_what_was_missed_and_who_was_away_too_long_hears_al
 @given(st.lists(st.dictionaries(st.integers(0, 5), st.integers(0, 2), max_size=6), min_size=1, max_size=8))
 def test_a_snapshot_and_all_changes_after_it_are_the_newest_snapshot(histories):
     async def story():
-        reported, known, last_id = Reported(), dict[str, Any](), None
+        reported, known = Reported(), dict[str, Any]()
+        listener = reported.hub.join()
         for number, history in enumerate(histories):
             tasks = tuple(replace(ONE, name=f"t{n}", array_index=n, done=done) for n, done in history.items())
             await reported.read(replace(FRAME, at_ms=number, tasks=tasks))
-            for i, name, event in await reported.missed(last_id):
-                last_id = i
-                known = {} if name == "snapshot" else known
-                known = {k: v for k, v in known.items() if k not in event.get("gone_tasks", ())}
-                known.update({task["name"]: task["done"] for task in event["tasks"]})
+        for _, event in await reported.heard(listener):
+            known = {k: v for k, v in known.items() if k not in event.get("gone_tasks", ())}
+            known.update({task["name"]: task["done"] for task in event.get("tasks", ())})
         assert known == {f"t{n}": done for n, done in histories[-1].items()}
 
     asyncio.run(story())
@@ -301,10 +291,10 @@ def test_a_listener_too_many_or_too_slow_is_refused_or_cut_off_and_the_end_ends_
     async def story():
         reported, cut = Reported(), asyncio.Event()
         await reported.read(FRAME)
-        others = [reported.hub.join(None) for _ in range(255)]
-        slow = reported.hub.join(None)
+        others = [reported.hub.join() for _ in range(255)]
+        slow = reported.hub.join()
         with pytest.raises(Exception, match=r"too many listeners \(256\)"):
-            reported.hub.join(None)
+            reported.hub.join()
 
         async def never(message):
             if message["type"] == "websocket.send":
@@ -329,7 +319,7 @@ def test_a_listener_too_many_or_too_slow_is_refused_or_cut_off_and_the_end_ends_
         reported.hub.close()
         assert len(await reported.heard(others[0])) == 34
         with pytest.raises(Exception, match="too many listeners"):
-            reported.hub.join(None)
+            reported.hub.join()
 
     asyncio.run(story())
 
@@ -355,7 +345,7 @@ def test_a_disk_that_hangs_or_fails_stops_answers_but_not_the_server(world, page
                 said.append(f"{step}: {path} → {one.status_code} {one.headers.get('retry-after')} {words}")
 
         await tell("at first", "/api/tasks")
-        listener = world.hub.join(None)
+        listener = world.hub.join()
         for step, error in errors.items():
             world.hub.read_documents, world.hub.patience_s = partial(look, error), 0.05
             world.clock.sleep(2)

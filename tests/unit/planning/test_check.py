@@ -262,18 +262,18 @@ SITES = {
     "sum": Site("sum", bill_cpu=1, bill_memory_gb=1, bill_gpu=10, node_memory_gb=100),
 }
 SCRATCH = planning.FolderFacts("/scratch/lab/july", "/scratch/lab/july", "lustre, shared", shared=True)
-START = Call(9, "exec badcjobs run m.csv --out o", before=("exec",))
+START = Call(9, "badcjobs run m.csv --out o", before=("exec",))
 BATCH = BatchScript(
-    "job.sbatch", {"open-mode": "append"}, signal=parse_signal("B:USR1@180"), calls=(START,), modules=("gcc", "cuda")
+    "job.sbatch", {"open-mode": "append"}, signal=parse_signal("B:USR1@180"), call=START, modules=("gcc", "cuda")
 )
 USUAL = {  # where only a part of a fact is given
     "script": BATCH, "slurm": planning.SlurmFacts(),
-    "merge": replace(BATCH, calls=(replace(START, command="merge"),)),
+    "merge": replace(BATCH, call=replace(START, command="merge")),
     "gpus": planning.GpuFacts((), "nvml", "it says why"),
     "source": planning.SourceFacts(0, 0.0, 0),
     "modules": planning.ModuleFacts(("gcc", "cuda"), True, ("gcc/9.4.0", "cuda/11.8")), "site": Site(""),
 }  # fmt: skip
-WRONG = (Mistake(" line 3: sbatch has no option --x", "#SBATCH --y"),)
+WRONG = (Mistake("line 3: sbatch has no option --x", "#SBATCH --y"),)
 TOPICS, SBATCH = (  # of a topic: its subjects, then a line of facts each
     dict(one.split("\n", 1) for one in (DATA / f"{name}.txt").read_text().split("=== ")[1:])
     for name in ("check_facts", "sbatch_test_only")
@@ -290,8 +290,8 @@ def parse_call(text):
 def parse(name, text):
     if name == "script.signal":
         return parse_signal(text) if text else None
-    if name == "script.calls":
-        return tuple(map(parse_call, text.split(" | "))) if text else ()
+    if name == "script.call":
+        return parse_call(text) if text else None
     if name == "trial":
         return planning.parse_trial(int(text != "taken"), SBATCH[text]) if text in SBATCH else literal(text)
     if name in ("out", "submit", "temporary"):
