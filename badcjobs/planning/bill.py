@@ -16,8 +16,8 @@ from typing import NamedTuple
 from badcjobs.errors import BadcjobsError
 from badcjobs.model import LEAST_CPUS, USUAL_WORKERS, advised_gb, guess_worker_bytes, guessed_gb
 from badcjobs.planning.plan_speed import Measured, Speed, at_length, find_speed, read_off
+from badcjobs.planning.plan_survey import Lengths
 from badcjobs.planning.plan_tasks import PlanWish
-from badcjobs.planning.preflight_facts import SourceFacts
 from badcjobs.planning.site import Site
 from badcjobs.settings import PlanSettings, RunSettings, SubmitSettings
 from badcjobs.words import count, memory
@@ -129,7 +129,7 @@ def usual_request(
     site: Site,
     environ: Mapping[str, str],
     cwd: Path,
-    source: SourceFacts | None = None,
+    lengths: Lengths | None = None,
 ) -> Choice:
     """Return what a job requests that was not planned; its speed is 1 if none is known here."""
     submit = replace(submit, gpus_per_task=submit.gpus_per_task or 1)
@@ -138,14 +138,11 @@ def usual_request(
         speed = find_speed(None, None, settings, environ, cwd)
     except BadcjobsError:
         speed = Speed(1.0, "")
-    source = source or SourceFacts(0, 0.0, 0)
-    chunk_s = source.mean_s or settings.chunk_length_s
-
-    def held_s(workers: int) -> float:
-        return source.lengths.held_s(workers) if source.lengths else source.longest_s or 0.0
-
-    cut = Cut(chunk_s, chunk_s, held_s, 1.0, lambda rate, gpus: 0.0)
-    request, *_ = choose(at_length(speed, source.mean_s or 0.0), wish, site, [cut])
+    lengths = lengths or Lengths()
+    mean_s = lengths.mean_ms / 1000
+    chunk_s = mean_s or settings.chunk_length_s
+    cut = Cut(chunk_s, chunk_s, lengths.held_s, 1.0, lambda rate, gpus: 0.0)
+    request, *_ = choose(at_length(speed, mean_s), wish, site, [cut])
     return request
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from typing import Any
 
 from badcjobs import paths as resources
 from badcjobs.clock import SystemClock
+from badcjobs.cluster.sbatch_options import Asked
 from badcjobs.cluster.templates import WrongValues, fill_template
 from badcjobs.errors import BadInput
 from badcjobs.masking import write_new_text
@@ -39,7 +39,7 @@ from badcjobs.planning.place_rules import check_out, results_bytes
 from badcjobs.planning.plan_speed import Speed, find_speed
 from badcjobs.planning.plan_survey import Progress, RowFile, read_sources
 from badcjobs.planning.plan_tasks import PlanWish, check_wish, make_margin
-from badcjobs.planning.preflight_facts import look_at_folder
+from badcjobs.planning.preflight_facts import Job, Needs, Places, PreflightFacts, home_folder, look_at_folder
 from badcjobs.planning.site import Site, find_site
 from badcjobs.project import Project
 from badcjobs.report.rules import PROBLEM
@@ -105,11 +105,11 @@ def plan_sources(
 
     target = cwd / order.out
     out = cwd / (order.project.get("run", "out") or target / "results")
-    about_out = _check_results(out, site, environ)
+    about_out = _check_results(out, settings, site, environ)
     _refuse_used(target)
     with fresh_folder(target) as draft:
         with tempfile.TemporaryFile("w+", encoding="utf-8", newline="", dir=draft) as file:
-            rows = RowFile(file)
+            rows = RowFile(file, has_places=any(part.has_places for part in sources.parts))
             plan = make_plan(read_sources(sources, rows, progress, draft), speed, wish, site, cuts)
             plan = replace(plan, remarks=(*plan.remarks, *about_out))
             written = write_plan(plan, rows, draft, target, out, fill)
@@ -125,12 +125,12 @@ def _check_out(out: Path, settings: RunSettings, fill: FillScript, cwd: Path) ->
     fill({**request, "source": "tasks.txt", "out": "out"}, None)
 
 
-def _check_results(out: Path, site: Site, environ: Mapping[str, str]) -> list[Remark]:
+def _check_results(out: Path, settings: RunSettings, site: Site, environ: Mapping[str, str]) -> list[Remark]:
     """Return what is wrong with the folder of the results."""
     folder = look_at_folder(out, SystemClock(), write=False)
-    home = os.path.realpath(environ.get("HOME") or "/nonexistent")
-    remarks = check_out(folder, site, home, on_cluster=bool(site.name))
-    return [remark for remark in remarks if remark.severity != FINE]
+    places = Places(out=folder, home=home_folder(environ))
+    facts = PreflightFacts(Job(Asked(), site, settings), places, Needs())
+    return [remark for remark in check_out(facts) if remark.severity != FINE]
 
 
 def _choose_cutting(
@@ -399,23 +399,16 @@ def _task_lines(plan: CampaignPlan) -> Iterator[tuple[str, str]]:
     margin = plan.margin
     waves = plan.waves
     site = plan.site
-    time = clock(sizing.time_s)
     hours = [share.audio_ms / 3_600_000 for share in sizing.shares]
     each = " to ".join(dict.fromkeys([number(min(hours), 2), number(max(hours), 2)]))
     tasks = f"{count(plan.tasks, 'array task')} of {count(sizing.gpus, 'GPU')} with {each} hours of audio each"
-    yield "tasks", f"{tasks}: about {duration(sizing.expected_s)} of {time}"
+    yield "tasks", f"{tasks}: about {duration(sizing.expected_s)} of {clock(sizing.time_s)}"
 
     kept = f"start-up {margin.start_up_s:,.0f} s ({margin.start_up_origin}), an orderly end {margin.end_s:,.0f} s"
     slower = f"each task may be {margin.factor:.2f} times as slow as the mean ({margin.why})"
     yield "margin", f"{kept}, and between them {slower}"
     yield "memory", f"--mem={plan.choice.mem_gb}G: {plan.choice.mem_why}"
 
-    time_why = "what the fullest task needs"
-    if plan.wish.time_s:
-        time_why = "as requested"
-    elif sizing.expected_s > sizing.time_s:
-        time_why = "at most; the fullest task needs more"
-    yield "time", f"--time={time}: {time_why}"
     sizes = "1"
     if len(waves) > 1:
         sizes = f"{len(waves):,} of at most {waves[0].tasks:,} tasks, one after another"
@@ -425,7 +418,15 @@ def _task_lines(plan: CampaignPlan) -> Iterator[tuple[str, str]]:
     if site.files:
         files += f"; the quota of {site.name} is {site.files:,}"
     yield "files", files
-    yield "space", _space(plan)
+    size = plan.survey.walk.size
+    results = data_size(results_bytes(plan.survey.lengths.rows, plan.work_gpu_hours))
+    space = (
+        f"the source: {data_size(size.total_bytes)} in {count(size.files, 'file')}; results: about {results}; copies"
+    )
+    space += f" of audio on the disk of the node: at most {data_size(MOST_STAGED_BYTES)} per task"
+    if site.space_tb:
+        space += f"; the quota of {site.name} is {site.space_tb:g} TB"
+    yield "space", space
     running_s = plan.running_s
     if running_s is None:
         alone_s = plan.work_gpu_hours * 3600 + plan.tasks * margin.start_up_s
@@ -433,20 +434,6 @@ def _task_lines(plan: CampaignPlan) -> Iterator[tuple[str, str]]:
     else:
         at_a_time = f"{count(plan.gpus or 0, 'GPU')} at a time ({plan.gpus_why})"
         yield "finished", f"after {_span(running_s)} of running with {at_a_time}; time in the queue not included"
-
-
-def _space(plan: CampaignPlan) -> str:
-    """Return the bytes of the source, of the results and of copies, and the quota."""
-    size = plan.survey.walk.size
-    results_size = data_size(results_bytes(plan.survey.lengths.rows, plan.work_gpu_hours))
-    source = f"{data_size(size.total_bytes)} in {count(size.files, 'file')}"
-    if size.unsized:
-        source += f" ({size.unsized:,} not looked at)"
-    text = f"the source: {source}; results: about {results_size}; copies of audio on the disk of the node: at most"
-    text += f" {data_size(MOST_STAGED_BYTES)} per task"
-    if plan.site.space_tb:
-        text += f"; the quota of {plan.site.name} is {plan.site.space_tb:g} TB"
-    return text
 
 
 def _span(seconds: float) -> str:

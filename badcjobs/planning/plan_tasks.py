@@ -70,26 +70,24 @@ def check_wish(wish: PlanWish, site: Site) -> None:
     """Refuse what cannot be planned, before a long reading; all mistakes in one message."""
     where = site.name or "the site"
     mistakes = []
-    if wish.time_s and site.time_h and wish.time_s > site.time_h * 3600:
-        text = f"--time asks for {wish.time_s / 3600:g} h, but {where} allows {site.time_h:g} h"
-        mistakes.append((text, f"--time {site.time_h:g}:00:00"))
+    fixes = []
     if wish.gpus_per_task == 0:
-        mistakes.append(("--gpus-per-task 0: only tasks with GPUs can be planned", "--gpus-per-task 1"))
+        mistakes.append("--gpus-per-task 0: only tasks with GPUs can be planned")
+        fixes.append("--gpus-per-task 1")
     gpus = wish.task_gpus(site)
-    for option, amount, most, unit, ending in (
-        ("--gpus-per-task ", gpus, site.node_gpus, "GPUs", ""),
-        ("--config submit.cpus=", wish.cpus, site.node_cpus, "cores", ""),
-        ("--config submit.mem=", wish.mem_gb, site.node_memory_gb, "GB", "G"),
+    hours = wish.longest_s(site) / 3600
+    most_gpu_hours = site.gpu_hours or 0.0
+    for amount, most, unit, fix in (
+        ((wish.time_s or 0) / 3600, site.time_h, "hours", f"--time {site.time_h}:00:00"),
+        (gpus, site.node_gpus, "GPUs on a node", f"--gpus-per-task {site.node_gpus}"),
+        (wish.cpus, site.node_cpus, "cores on a node", f"--config submit.cpus={site.node_cpus}"),
+        (wish.mem_gb, site.node_memory_gb, "GB on a node", f"--config submit.mem={site.node_memory_gb}G"),
+        (gpus * hours, most_gpu_hours, "GPU-hours", f"--time {max(1, int(most_gpu_hours / gpus))}:00:00"),
     ):
         if amount and most and amount > most:
-            text = f"a task of {amount:g} {unit}, but a node of {where} has {most:g}"
-            mistakes.append((text, f"{option}{most:g}{ending}"))
-    hours = wish.longest_s(site) / 3600
-    if site.gpu_hours and gpus * hours > site.gpu_hours:
-        text = f"one task of {gpus} GPUs × {hours:g} h is {gpus * hours:,.0f} GPU-hours"
-        text += f", but {where} allows {site.gpu_hours:,.0f} at a time"
-        mistakes.append((text, f"--time {max(1, int(site.gpu_hours / gpus))}:00:00"))
-    refuse([text for text, _ in mistakes], " ".join(fix for _, fix in mistakes), "this cannot be planned")
+            mistakes.append(f"a task asks for {amount:g} {unit}, but {where} allows {most:g}")
+            fixes.append(fix)
+    refuse(mistakes, " ".join(fixes), "this cannot be planned")
 
 
 # --- margins ----------------------------------------------------------------------------------------------------------
@@ -284,15 +282,12 @@ def make_waves(sizing: Sizing, speed: Speed, margin: Margin, most: int, gpus: in
 
 def most_tasks(sizing: Sizing, site: Site) -> tuple[int, str]:
     """Return how many tasks may be submitted at a time, and which limit applies."""
-    who = site.name or "Slurm"
-    limits = [(SLURMS_OWN_ARRAY, f"arrays of {SLURMS_OWN_ARRAY:,} are the default limit of Slurm")]
-    if site.array_tasks:
-        limits = [(site.array_tasks, f"{who} allows arrays of {site.array_tasks:,}")]
-    if site.queued_jobs:
-        limits.append((max(1, site.queued_jobs - 1), f"{who} queues {site.queued_jobs:,} jobs, the merge job too"))
+    limits = site.task_limits()
+    if not site.array_tasks:
+        limits.append((SLURMS_OWN_ARRAY, f"arrays of {SLURMS_OWN_ARRAY:,} are the default limit of Slurm"))
     if site.gpu_hours:
         task_hours = sizing.gpus * sizing.time_s / 3600
-        why = f"{who} allows {site.gpu_hours:,.0f} GPU-hours at a time, and a task asks for {task_hours:,.4g}"
+        why = f"{site.name} allows {site.gpu_hours:,.0f} GPU-hours at a time, and a task asks for {task_hours:,.4g}"
         limits.append((max(1, int(site.gpu_hours / task_hours + 1e-9)), why))
     return min(limits)
 

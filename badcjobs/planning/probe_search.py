@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -108,25 +107,34 @@ def _rounded(seconds: float) -> float:
 
 # --- result -----------------------------------------------------------------------------------------------------------
 
-ABOUT_AS_FAST = 0.98  # of the fastest; a smaller difference is noise
+_ABOUT_AS_FAST = 0.98  # of the fastest; a smaller difference is noise
 
 
 def evaluate(trials: Trials, margin_percent: float, *, finished: bool = True) -> ProbeResult:
     """Return the result of all trials; that of the lean trials only if ``finished``."""
     longest_s, too_long_s = bracket(trials, lean=False)
     safe_s = _safe(longest_s, too_long_s, margin_percent)
-    result = ProbeResult(
-        longest_s, too_long_s, safe_s, best_s=None, times_real_time=None, margin_percent=margin_percent
-    )
-    best = choose_best(trials, safe_s)
-    if best is not None:
-        best_s = None if safe_s is None else min(best.length_s, safe_s)
-        result = replace(result, best_s=best_s, times_real_time=best.times_real_time, peak_bytes=best.peak_bytes)
+    best = choose_best(trials, safe_s) or Trial(0.0, False, TOO_LONG)
+    lean_longest_s = lean_too_long_s = None
     if finished and any(trial.lean for trial in trials):
-        longest_s, too_long_s = bracket(trials, lean=True)
-        safe_s = _safe(longest_s, too_long_s, margin_percent)
-        result = replace(result, lean_longest_s=longest_s, lean_too_long_s=too_long_s, lean_safe_s=safe_s)
-    return result
+        lean_longest_s, lean_too_long_s = bracket(trials, lean=True)
+    return ProbeResult(
+        longest_s,
+        too_long_s,
+        safe_s,
+        best_s=min(best.length_s, safe_s or 0.0) or None,
+        times_real_time=best.times_real_time,
+        peak_bytes=best.peak_bytes,
+        lean_longest_s=lean_longest_s,
+        lean_too_long_s=lean_too_long_s,
+        lean_safe_s=_safe(lean_longest_s, lean_too_long_s, margin_percent),
+        margin_percent=margin_percent,
+    )
+
+
+def usual_trials(trials: Trials) -> list[Trial]:
+    """Return the trials that fit with the usual threads, the shortest first."""
+    return sorted((t for t in trials if t.outcome == FITS and not t.lean), key=lambda trial: trial.length_s)
 
 
 def choose_best(trials: Trials, at_most_s: float | None) -> Trial | None:
@@ -135,11 +143,11 @@ def choose_best(trials: Trials, at_most_s: float | None) -> Trial | None:
     Shorter chunks are finished sooner, lose less to a kill, and leave memory to spare. What is longer than is safe does
     not count, unless there is nothing else.
     """
-    measured = [t for t in trials if t.outcome == FITS and not t.lean and t.times_real_time is not None]
-    safe = [t for t in measured if at_most_s is None or t.length_s <= at_most_s]
-    candidates = sorted(safe or measured, key=lambda trial: trial.length_s)
-    fastest = max((trial.times_real_time or 0.0 for trial in candidates), default=0.0)
-    return next((t for t in candidates if (t.times_real_time or 0.0) >= ABOUT_AS_FAST * fastest), None)
+    measured = [trial for trial in usual_trials(trials) if trial.times_real_time]
+    safe = [trial for trial in measured if at_most_s is None or trial.length_s <= at_most_s]
+    fastest = max((trial.times_real_time or 0.0 for trial in safe or measured), default=0.0)
+    fast = [trial for trial in safe or measured if (trial.times_real_time or 0.0) >= _ABOUT_AS_FAST * fastest]
+    return fast[0] if fast else None
 
 
 def _safe(longest_s: float | None, too_long_s: float | None, margin_percent: float) -> float | None:

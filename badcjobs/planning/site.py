@@ -66,6 +66,16 @@ class Site:
             return None
         return max(1, self.node_cpus // self.node_gpus)
 
+    def task_limits(self) -> list[tuple[int, str]]:
+        """Return how many tasks may be submitted at a time, and who says so."""
+        limits = []
+        if self.array_tasks:
+            limits.append((self.array_tasks, f"{self.name} allows arrays of {self.array_tasks:,}"))
+        if self.queued_jobs:
+            why = f"{self.name} queues {self.queued_jobs:,} jobs, the merge job too"
+            limits.append((max(1, self.queued_jobs - 1), why))
+        return limits
+
 
 # table of the file → its keys, each with the field of Site
 _TABLES = {

@@ -27,10 +27,13 @@ _FAULTS = {
 
 
 def to_facts(survey: Survey) -> dict[str, Any]:
-    """Return files, bytes, and every file that gives no audio, for JSON documents."""
+    """Return the chunks and files of a source, and every file that gives no audio, for JSON documents."""
     walk = survey.walk
     size = walk.size
     return {
+        "chunks": survey.lengths.rows,
+        "longest_s": survey.lengths.longest_ms / 1000,
+        "of_unknown_length": survey.lengths.unknown,
         "files": size.files,
         "bytes": size.total_bytes,
         "files_of_unknown_size": size.unsized,
@@ -73,7 +76,7 @@ def check_places(places: PlaceCounts | None, quiet: str) -> Iterator[Remark]:
 
 def _check_left_out(survey: Survey) -> Iterator[Remark]:
     mistakes = survey.mistakes
-    if mistakes.words:
+    if mistakes.count:
         text = f"{mistakes.words} cannot be used: badcjobs run would refuse them, or fail those without usable audio"
         details = with_more(mistakes.examples(SHOWN)[0], mistakes.count)
         yield problem("left out", text, mistakes.fix or "badcjobs check --help", tuple(details))

@@ -43,12 +43,14 @@ class Columns(NamedTuple):
     overlap_ms: int | None = None
     notes: int | None = None
     badcjobs_cut: int | None = None
-    place: tuple[tuple[str, int], ...] = ()  # of --filelist, with their names; they are further columns as well
-    further: tuple[int, ...] = ()  # columns that are not part of a BADC manifest
-    further_names: tuple[str, ...] = ()
+    place: tuple[tuple[str, int], ...] = ()  # of --filelist, with their names
 
-
-NO_COLUMNS = Columns(0, 0, 0, 0)  # of a row that is not from a manifest
+    def carried(self, fields: Sequence[str]) -> list[str]:
+        """Return the fields that a plan hands on as they are: overlap, checksum, notes and, at the end, the place."""
+        of_badc = (self.overlap_ms, self.sha256, self.notes)
+        of_place = dict(self.place)
+        positions = (*of_badc, *map(of_place.get, OF_A_PLACE))
+        return ["" if position is None else fields[position] for position in positions]
 
 
 def split_header(line: str) -> list[str]:
@@ -104,14 +106,8 @@ def parse_header(row: Sequence[str], path: Path, mistakes: Mistakes) -> Columns 
         return None
 
     positions = {name: names.index(name) for name in (*HEADER.split(","), CUT) if name in names}
-    further = [position for position in range(len(names)) if position not in positions.values()]
-    return Columns(
-        len(names),
-        **positions,
-        place=tuple((name, names.index(name)) for name in OF_A_PLACE if name in names),
-        further=tuple(further),
-        further_names=tuple(names[position] for position in further),
-    )
+    place = tuple((name, names.index(name)) for name in OF_A_PLACE if name in names)
+    return Columns(len(names), **positions, place=place)
 
 
 class ManifestRow(NamedTuple):

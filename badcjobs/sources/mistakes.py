@@ -44,7 +44,7 @@ class Mistakes:
 
     def examples(self, most: int) -> tuple[list[str], str | None]:
         """Return the first mistakes, and a line to paste."""
-        return [self._line(*mistake, named=True) for mistake in self._first[:most]], self._fix
+        return [self.describe(*mistake, named=True) for mistake in self._first[:most]], self._fix
 
     def raise_any(self) -> None:
         """Raise one BadInput for all mistakes, if there are any."""
@@ -62,7 +62,7 @@ class Mistakes:
 
         several = len(self._wrong_sources) > 1
         whose = f"{len(self._wrong_sources)} sources have" if several else f"{name} has"
-        lines = with_more([self._line(*mistake, named=several) for mistake in self._first], self.count)
+        lines = with_more([self.describe(*mistake, named=several) for mistake in self._first], self.count)
         fix = self._fix
         numbers = sorted({line for where, line, *_ in self._first if where == source and line})
         if fix is None and numbers:
@@ -70,7 +70,8 @@ class Mistakes:
             fix = f"sed -n '{wanted_lines}' {shell_line(name)}"
         return BadInput(f"{whose} {count(self.count, 'mistake')}", why="\n".join(lines), fix=fix)
 
-    def _line(self, source: int, line: int, text: str, why: str, *, named: bool) -> str:
+    def describe(self, source: int, line: int, text: str, why: str, *, named: bool) -> str:
+        """Return a mistake as one line; ``named``: with its source."""
         text = f"{text} ({why})" if why else text
         if line == 0:
             return f"{self._names[source]} {text}"

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from badcjobs.model import AudioHeader, Chunk, ChunkKey, Fingerprint
 from badcjobs.sources.audio_files import NoAudio, locate
-from badcjobs.sources.badc_manifest import NO_COLUMNS, Columns, Look, Manifest, ManifestRow, RowFiles
+from badcjobs.sources.badc_manifest import Look, Manifest, ManifestRow, RowFiles
 from badcjobs.sources.cutter import needs_ffmpeg
 from badcjobs.sources.mistakes import Mistakes, Remarks, shown
 from badcjobs.sources.open import AudioSource, Sources, note_repeats
@@ -35,8 +35,7 @@ class PlannedRow(NamedTuple):
     end_ms: int | None
     is_cut: bool = False  # a part of a longer file
     cut: str = ""  # the column CUT of a plan
-    fields: Sequence[str] = ()  # as in the manifest
-    columns: Columns = NO_COLUMNS
+    carried: Sequence[str] = ()  # fields of the manifest that are handed on
     there_ms: int | None = None  # where the audio of its truncated file ends, on the clock of its times
     fails: bool = False  # its file gives no audio
 
@@ -237,8 +236,7 @@ class _ManifestPlan:
             end_ms,
             is_cut=cut == "yes",
             cut=cut,
-            fields=row.fields,
-            columns=row.columns,
+            carried=row.columns.carried(row.fields),
         )
         if not self._was_looked_at:
             return planned
