@@ -9,6 +9,7 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -62,8 +63,9 @@ SITES = {"sockeye": planning.find_site("sockeye", Path()), "x": Site("x")}
 
 
 def survey_of(*lengths_ms, rows=0, sources=0, rows_alone=False):
-    left_out = planning.LeftOut(())
-    left_out.count = left_out.unnumbered = rows + sources
+    left_out = planning.LeftOut([SimpleNamespace(name="x")])
+    for number in range(rows + sources):
+        left_out.add(number + 1, "is wrong")
     walk = Surveyor(WHOLE, left_out, NO_CUTTING, Remarks(), read_header)
     survey = Survey(walk, left_out, rows_alone=rows_alone)
     rows = (PlannedRow(f"r{n}", f"c{n}", f"r{n}.wav", "", 0, length_ms) for n, length_ms in enumerate(lengths_ms))
