@@ -44,9 +44,6 @@ from badcjobs.settings import (
     RunSettings,
     SubmitSettings,
     absolute,
-    check_values,
-    contradictions,
-    nearest,
     refuse,
 )
 from badcjobs.store.submission_record import find_cut_short
@@ -191,26 +188,26 @@ def _read_settings(script: BatchScript, order: CheckOrder) -> tuple[RunSettings,
     if start is None:
         return order.settings, []
     project, findings = _read_project(start, order)
+    flags = {key: value for key, value in start.values.items() if key in SETTINGS["run"]}
+    for key, value in flags.items():
+        parse = _NUMBERS.get(SETTINGS["run"][key].kind, type(value))
+        with suppress(ValueError):  # a wrong value stays as it is, and is refused below
+            flags[key] = parse(value)
+    if start.sources != ():
+        flags["source"] = start.sources or ("?",)
     mistakes: list[str] = []
-    values = {**project.values.get("run", {}), **_parse_values(start, mistakes)}
+    settings = project.make(RunSettings, flags, "run", mistakes)
 
     place = f"{script.name} line {start.line}"
     all_known = start.named & SETTINGS["run"].keys() <= start.values.keys()
     if all_known and not start.hidden and not script.wrong_calls:
-        sources = ["?"] if start.sources is None else start.sources or values.get("source", ())
-        mistakes += contradictions({**values, "source": sources})
-        if not values.get("out"):
+        if not settings.out:
             text = f"{place} has no --out, which badcjobs run needs"
             findings.append(problem("out", text, f"{start.text} --out results"))
-    if mistakes and not script.wrong_calls:  # which may have been read wrongly
-        findings.append(_wrong_settings(mistakes, start, place))
-
-    values.setdefault("engine", "command" if values.get("command") else "hawkears")
-    values["source"] = order.settings.source or _sources_here(start, order.cwd) or tuple(values.get("source", ()))
-    out = order.settings.out or values.get("out")
-    values["out"] = Path(out) if out else None
-    by_name = {SETTINGS["run"][key].name: value for key, value in values.items()}
-    return RunSettings(**by_name, patterns=project.patterns, places=project.places), findings
+        if mistakes:
+            findings.append(problem("settings", f"{place}: {'; '.join(mistakes)}", "badcjobs run --help"))
+    source = order.settings.source or _sources_here(start, order.cwd) or project.get("run", "source") or ()
+    return replace(settings, source=tuple(source), out=order.settings.out or settings.out), findings
 
 
 def _read_project(start: Call, order: CheckOrder) -> tuple[Project, list[Remark]]:
@@ -223,36 +220,12 @@ def _read_project(start: Call, order: CheckOrder) -> tuple[Project, list[Remark]
         return Project(), [problem("config", text, error.fix or "badcjobs guide settings")]
 
 
-def _parse_values(start: Call, mistakes: list[str]) -> dict[str, Any]:
-    """Return the settings that a call gives, in their types; add wrong ones to ``mistakes``."""
-    values: dict[str, Any] = {}
-    for key, value in start.values.items():
-        if key not in SETTINGS["run"]:
-            continue
-        values[key] = value
-        parse = _NUMBERS.get(SETTINGS["run"][key].kind)
-        if parse is not None:
-            with suppress(ValueError):  # a wrong value stays as it is, and is refused below
-                values[key] = parse(value)
-    return check_values("run", values, lambda key: SETTINGS["run"][key].option, mistakes)
-
-
 def _sources_here(start: Call, cwd: Path) -> tuple[str, ...]:
     """Return the sources that a call names, unless absolute paths may be folders in an image."""
     sources = start.sources or ()
     if start.contained and not all((cwd / source).exists() for source in sources):
         return ()
     return sources
-
-
-def _wrong_settings(mistakes: Sequence[str], start: Call, place: str) -> Remark:
-    """Return one problem about all mistakes; if the engine is misspelled, with the line to write instead."""
-    fix = "badcjobs run --help"
-    engine = start.values.get("engine")
-    engines = SETTINGS["run"]["engine"].among
-    if engine is not None and engine not in engines:
-        fix = start.text.replace(engine, nearest(engine, engines) or engines[0])
-    return problem("settings", f"{place}: {'; '.join(mistakes)}", fix)
 
 
 # --- the source and the run folder ------------------------------------------------------------------------------------

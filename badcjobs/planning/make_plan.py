@@ -174,14 +174,12 @@ def _nothing_to_plan(survey: Survey) -> BadInput:
     mistakes = survey.mistakes
     names = [name for faulty in survey.walk.remarks.faults.values() for name in faulty]
     names += [*survey.unknown_names, *mistakes.examples(SHOWN)[0]]
+    what = f"there is nothing to plan: {mistakes.words} cannot be used, and there are no others"
     if lengths.unknown:
-        what = f"the length of the audio is not known: {count(lengths.unknown, 'file')} without a length in the header"
-        if survey.walk.size.not_here_unknown:
-            what += ", or not fetched by git-annex; with one of them here, the others are estimated by their size"
+        what = f"the length of the audio is not known: {count(lengths.unknown, 'file')} without a length in the header,"
+        what += " or not fetched by git-annex"
     elif lengths.rows:
         what = f"there is no audio in the source, which has {count(lengths.rows, 'chunk')}"
-    else:
-        what = f"there is nothing to plan: {mistakes.words} cannot be used, and there are no others"
     fix = survey.walk.size.not_here_fix or mistakes.fix or "badcjobs check SOURCE"
     return BadInput(what, why="\n".join(with_more(names[:SHOWN], len(names))) or None, fix=fix)
 
@@ -304,7 +302,7 @@ def to_dict(plan: CampaignPlan) -> dict[str, Any]:
         "margin": asdict(plan.margin),
         "files": plan.files,
         "site": site,
-        "waves": [_wave_document(wave, plan) for wave in plan.waves],
+        "waves": [wave._asdict() for wave in plan.waves],
         "waves_why": plan.waves_why,
         "gpus_at_a_time": plan.gpus,
         "gpus_why": plan.gpus_why,
@@ -339,15 +337,4 @@ def _tasks_document(plan: CampaignPlan) -> dict[str, Any]:
         "audio_hours_most": max(hours),
         "rows_least": min(rows),
         "rows_most": max(rows),
-    }
-
-
-def _wave_document(wave: plan_tasks.Wave, plan: CampaignPlan) -> dict[str, Any]:
-    return {
-        "number": wave.number,
-        "tasks": wave.tasks,
-        "rows": wave.rows,
-        "audio_hours": wave.audio_ms / _HOUR_MS,
-        "asked_gpu_hours": wave.tasks * plan.sizing.gpus * plan.sizing.time_s / 3600,
-        "running_s": plan.gpus and wave.running_s,
     }

@@ -289,11 +289,11 @@ def _request_lines(planned: Planned) -> Iterator[tuple[str, str]]:
     """Yield what a task requests, with which options it runs, and what it costs."""
     plan = planned.plan
     choice = plan.choice
-    resources = f"--gpus-per-node={choice.gpus} --cpus-per-task={choice.cpus} --mem={choice.mem_gb}G"
-    resources += f" --time={clock(plan.sizing.time_s)}"
+    request = f"--gpus-per-node={choice.gpus} --cpus-per-task={choice.cpus} --mem={choice.mem_gb}G"
+    request += f" --time={clock(plan.sizing.time_s)}"
     if len(plan.choices) > 1:
-        resources += f" (the {_preferred(plan.site, plan.wish.prefer)})"
-    yield "request", resources
+        request += f" (the {FASTEST if plan.wish.prefer == FASTEST else _cheapest(plan.site)})"
+    yield "request", request
 
     workers = choice.workers if plan.speed.points or plan.wish.workers else AUTO
     options = f"--workers-per-gpu {workers}"
@@ -323,7 +323,7 @@ def _choice_lines(plan: CampaignPlan, width: int) -> list[str]:
     """Return the choices side by side: the cheapest ones and the fastest."""
     if len(plan.choices) == 1:
         return []
-    best = {_preferred(plan.site, "cheapest"): plan.choices[0], FASTEST: plan.fastest}
+    best = {_cheapest(plan.site): plan.choices[0], FASTEST: plan.fastest}
     shown = {*best.values(), plan.choice, *plan.choices[:_SHOWN_CHOICES]}
     rows = [_choice_row(choice, plan, best) for choice in plan.choices if choice in shown]
     heads = columns("GPUs", "workers", "cores", "memory", "chunks", "× real time", "units", "J", "<")
@@ -335,10 +335,7 @@ def _choice_lines(plan: CampaignPlan, width: int) -> list[str]:
 
 def _choice_row(choice: Choice, plan: CampaignPlan, best: Mapping[str, Choice]) -> Row:
     marks = [name for name, best_choice in best.items() if choice == best_choice]
-    if choice.measured:
-        marks.append("measured")
-    else:
-        marks.append("from --rate" if plan.speed.given else "estimated")
+    marks.append("measured" if choice.measured else "estimated")
     arrow = "→ " if choice == plan.choice else ""
     return (
         f"{choice.gpus}",
@@ -353,10 +350,7 @@ def _choice_row(choice: Choice, plan: CampaignPlan, best: Mapping[str, Choice]) 
     )
 
 
-def _preferred(site: Site, prefer: str) -> str:
-    """Return what is preferred, in words."""
-    if prefer == FASTEST:
-        return FASTEST
+def _cheapest(site: Site) -> str:
     return "cheapest" if site.billing else "least GPU time"
 
 
@@ -385,9 +379,9 @@ def _work_lines(planned: Planned) -> Iterator[tuple[str, str]]:
     origin = f"{number(speed.audio_hours_per_gpu_hour)} audio-hours per GPU-hour, {speed.origin}"
     if speed.gpu_hours is not None:
         origin += f" ({count(speed.tasks, 'task')}, {number(speed.gpu_hours, 2)} GPU-hours without start-up)"
-    yield "speed", origin
     if speed.devices:
-        yield "measured on", ", ".join(speed.devices)
+        origin += f", on {', '.join(speed.devices)}"
+    yield "speed", origin
     gpu_time = f"{number(plan.work_gpu_hours)} GPU-hours of work and {number(plan.start_up_gpu_hours)} of start-up"
     requested = f"{number(plan.asked_gpu_hours)} are requested, with a margin"
     yield "GPU time", f"{gpu_time} ({_start_up(plan)}); {requested}"

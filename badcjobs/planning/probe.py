@@ -290,23 +290,24 @@ class ModelSearch:
             return self._guess
         return max(measured, key=lambda trial: trial.length_s).times_real_time
 
-    def end(self, run: TrialRun, outcome: Trial | Trouble | None) -> bool:
-        """Store the outcome of a trial (None: it was stopped); return whether it was too short to count."""
+    def end(self, run: TrialRun, outcome: Trial | Trouble | None) -> None:
+        """Store the outcome of a trial; None: it was stopped."""
         self.in_flight.remove(run.step)
         self.free.append(run.plans[0].device)
         if outcome is None:
-            return False
+            return
         if isinstance(outcome, Trouble):
             self.problem = explain(outcome, self.key, run.step)
-            return False
+            return
+        end = f"{self.key.gpu}: {run.step.length_s:g} s: {outcome.outcome}, {memory(outcome.peak_bytes)} at most"
+        log.info("%s, %s real time", end, speed(outcome.times_real_time))
         if self._guess is None and is_too_short(outcome, self.lanes(run.step), self._trial_s):
-            self._guess = outcome.times_real_time or _FASTER_THAN_ANYTHING
-            return True
+            self._guess = outcome.times_real_time or _FASTER_THAN_ANYTHING  # it is repeated with more chunks
+            return
         self.trials.append(outcome)
         self._at = datetime.fromtimestamp(run.bench.clock.now_ms() / 1000, timezone.utc).strftime("%FT%TZ")
         self._start_up_s = run.start_up_s
         self.keep()
-        return False
 
 
 def explain(trouble: Trouble, key: ProbeKey, step: ProbeStep) -> BadcjobsError:
@@ -361,7 +362,8 @@ def run_trials(bench: Bench, world: World, searches: Sequence[ModelSearch], unti
         bench.records.check_recorder()
         for search, run in [pair for pair in running if not pair[1].busy]:
             running.remove((search, run))
-            _end(search, run, over=over)
+            outcome = run.end()
+            search.end(run, None if over else outcome)
 
 
 class _HostMemory:
@@ -386,17 +388,6 @@ class _HostMemory:
                 run.host_peak_bytes = max(run.host_peak_bytes or 0, reading.memory_bytes)
 
 
-def _end(search: ModelSearch, run: TrialRun, *, over: bool) -> None:
-    """Store what came of a trial; nothing, if the time is over."""
-    outcome = run.end()
-    if over:
-        search.end(run, None)
-        return
-    again = search.end(run, outcome)
-    note = "; too short to count: repeated with more chunks" if again else ""
-    log.info("%s: %s%s", search.key.gpu, _describe(run.step, outcome), note)
-
-
 def _begin(bench: Bench, search: ModelSearch, step: ProbeStep, number: int) -> TrialRun:
     key = search.key
     device = search.free.pop(0)
@@ -415,14 +406,3 @@ def _begin(bench: Bench, search: ModelSearch, step: ProbeStep, number: int) -> T
             fix=f"export TMPDIR=/a/local/folder/with/space   (or shorter trials: {_shorter(step)})",
         ) from problem
     return run
-
-
-def _describe(step: ProbeStep, outcome: Trial | Trouble) -> str:
-    if isinstance(outcome, Trouble):
-        return f"{step.length_s:g} s failed: {outcome.error_class}"
-    text = f"{step.length_s:g} s: {outcome.outcome}"
-    if outcome.peak_bytes is not None:
-        text += f", {memory(outcome.peak_bytes)} at most"
-    if outcome.times_real_time is not None:
-        text += f", {speed(outcome.times_real_time)} real time"
-    return text

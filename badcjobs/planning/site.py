@@ -197,15 +197,10 @@ def find_here(environ: Environ, cwd: Path, site: str | None) -> tuple[list[tuple
     if name is not None:
         rules = find_site(name, cwd)
         values[""]["site"] = name
-        if rules.node_gpus is not None:
-            values["submit"]["gpus_per_task"] = rules.node_gpus
-        setup = []
-        if rules.modules:
-            setup.append(f"module load {' '.join(rules.modules)}")
-        if rules.cache:
-            setup.append(f'export XDG_CACHE_HOME="{rules.cache}"')
-        if setup:
-            values["submit"]["setup"] = setup
+        modules = rules.modules and f"module load {' '.join(rules.modules)}"
+        cache = rules.cache and f'export XDG_CACHE_HOME="{rules.cache}"'
+        submit = {"gpus_per_task": rules.node_gpus, "setup": [line for line in (modules, cache) if line]}
+        values["submit"] = {key: value for key, value in submit.items() if value}
         sentences.append(("site", rules.name))
     if shutil.which("sbatch", path=path) is not None:
         sentences.append(("Slurm", "sbatch found: badcjobs submit makes a job array"))

@@ -153,17 +153,17 @@ def _copy_wav(source: Path, start_s: float, end_s: float, target: Path) -> None:
         header = read_wav_header(file)
         first, last = _frames(header.frames, header.rate_hz, start_s, end_s)
         if first >= last:
-            _refuse_empty_part(source, header, start_s)
+            _refuse_empty_part(source, header.length_s, start_s, header.promised_s)
         try:
             copy_frames(file, header, first, last, target)
         except EOFError as problem:
             raise CannotCut(f"{source}: {problem}") from problem
 
 
-def _refuse_empty_part(source: Path, header: WavHeader, start_s: float) -> NoReturn:
-    text = f"{source} has {header.length_s:.3f} s of audio and nothing after {start_s:.3f} s"
-    if header.promised_s - header.length_s > _SLACK_S and start_s < header.promised_s:
-        raise NotThere(f"{text}: it is truncated, its header says {header.promised_s:.3f} s")
+def _refuse_empty_part(source: Path, length_s: float, start_s: float, promised_s: float = 0.0) -> NoReturn:
+    text = f"{source} has {length_s:.3f} s of audio and nothing after {start_s:.3f} s"
+    if promised_s - length_s > _SLACK_S and start_s < promised_s:
+        raise NotThere(f"{text}: it is truncated, its header says {promised_s:.3f} s")
     raise CannotCut(text)
 
 
@@ -219,8 +219,7 @@ def _cut_with_libsndfile(source: Path, start_s: float, end_s: float, target: Pat
         with soundfile.SoundFile(source) as audio:
             first, last = _frames(audio.frames, audio.samplerate, start_s, end_s)
             if first >= last:
-                length_s = audio.frames / audio.samplerate
-                raise CannotCut(f"{source} has {length_s:.3f} s of audio and nothing after {start_s:.3f} s")
+                _refuse_empty_part(source, audio.frames / audio.samplerate, start_s)
             try:
                 audio.seek(first)
                 _write(audio, last - first, target)

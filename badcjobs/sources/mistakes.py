@@ -91,6 +91,10 @@ def shown(path: str) -> str:
 # --- remarks ----------------------------------------------------------------------------------------------------------
 
 EXAMPLES = 3
+_SKIPPED = {
+    "hidden": ("hidden name is skipped", "hidden names are skipped"),
+    "linked": ("link to a folder is not followed", "links to folders are not followed"),
+}
 _MOST_PATHS = 200_000  # to find a path with two recording ids
 _ENDINGS = 12  # that are named
 # Files that may contain audio, in a form that engines do not read.
@@ -156,13 +160,8 @@ class Remarks:
     def notes(self) -> list[str]:
         """Return a line for each kind of name that is skipped on purpose."""
         lines = []
-        for kind, singular, plural in (
-            ("hidden", "hidden name is skipped", "hidden names are skipped"),
-            ("linked", "link to a folder is not followed", "links to folders are not followed"),
-        ):
-            if kind in self._skipped:
-                names, first = self._skipped[kind]
-                lines.append(f"{count(names, singular, plural)} (the first: {shown(first)})")
+        for kind, (names, first) in sorted(self._skipped.items()):
+            lines.append(f"{count(names, *_SKIPPED[kind])} (the first: {shown(first)})")
         return lines
 
     def lines(self) -> list[str]:
