@@ -91,7 +91,9 @@ class Checked:
     @property
     def exit_code(self) -> int:
         """1 if there is a problem, as for a job with failed chunks; warnings do not count."""
-        return ExitCode.CHUNKS_FAILED if self.count(PROBLEM) else ExitCode.DONE
+        if self.count(PROBLEM):
+            return ExitCode.CHUNKS_FAILED
+        return ExitCode.DONE
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of ``badcjobs check --json``, the worst findings first."""
@@ -144,7 +146,9 @@ def _read_request(order: CheckOrder) -> tuple[BatchScript | None, Asked]:
         submit = replace(submit, gpus_per_task=gpus, time=submit.time or "12:00:00")
     submit_words = sbatch_options.submit_words(submit)
     account = allocation.sbatch_options(order.environ).get("account")
-    options = {} if account is None else {"account": account}
+    options = {}
+    if account is not None:
+        options["account"] = account
     options |= sbatch_options.read_options(submit_words)
     mistakes: list[str] = []
     request = sbatch_options.read_asked(options, sbatch_options.read_values(options, mistakes), mistakes)
@@ -207,7 +211,11 @@ def _read_settings(script: BatchScript, order: CheckOrder) -> tuple[RunSettings,
         if mistakes:
             findings.append(problem("settings", f"{place}: {'; '.join(mistakes)}", "badcjobs run --help"))
     source = order.settings.source or _sources_here(start, order.cwd) or project.get("run", "source") or ()
-    return replace(settings, source=tuple(source), out=order.settings.out or settings.out), findings
+    return replace(
+        settings,
+        source=tuple(source),
+        out=order.settings.out or settings.out,
+    ), findings
 
 
 def _read_project(start: Call, order: CheckOrder) -> tuple[Project, list[Remark]]:
@@ -216,7 +224,7 @@ def _read_project(start: Call, order: CheckOrder) -> tuple[Project, list[Remark]
         trust = order.trust and replace(order.trust, without=f"{start.text} --config ''")
         return Project.read(start.values.get("config", ()), order.cwd, trust, ("run",)), []
     except BadInput as error:
-        text = f"{error.what}: {error.why}" if error.why else error.what
+        text = ": ".join(filter(None, (error.what, error.why)))
         return Project(), [problem("config", text, error.fix or "badcjobs guide settings")]
 
 
@@ -316,7 +324,9 @@ def _collect_facts(job: Job, order: CheckOrder) -> PreflightFacts:
 
 def _look_at_places(job: Job, order: CheckOrder) -> Places:
     def folder(path: str | Path | None, *, write: bool = False) -> FolderFacts | None:
-        return None if path is None else preflight_facts.look_at_folder(order.cwd / path, order.clock, write=write)
+        if path is None:
+            return None
+        return preflight_facts.look_at_folder(order.cwd / path, order.clock, write=write)
 
     cache = user_cache(order.environ)
     if any("XDG_CACHE_HOME" in line for line in order.submit.setup):  # the jobs have another one
@@ -333,11 +343,12 @@ def _look_at_places(job: Job, order: CheckOrder) -> Places:
 
 def _log_folders(script: BatchScript | None) -> Iterator[str]:
     """Yield the folders that a script names for Slurm's logs; absolute paths may differ on other machines."""
-    options = script.options if script else {}
+    if script is None:
+        return
     for log in ("output", "error"):
-        name = posixpath.dirname(options.get(log, ""))
+        name = posixpath.dirname(script.options.get(log, ""))
         if name and "%" not in name and not posixpath.isabs(name):
-            yield posixpath.join(options.get("chdir", ""), name)
+            yield posixpath.join(script.options.get("chdir", ""), name)
 
 
 def _estimate_needs(job: Job, order: CheckOrder) -> Needs:
@@ -349,7 +360,14 @@ def _estimate_needs(job: Job, order: CheckOrder) -> Needs:
     # As submit and templates request it, which do not look at the source.
     usual = SubmitSettings(gpus_per_task=gpus, cpus=request.cpus_per_node)
     prefer = FASTEST if request.cpus_per_node else order.prefer
-    needed_gb = usual_request(usual, prefer, settings, job.site, order.environ, order.cwd).mem_gb
+    needed_gb = usual_request(
+        usual,
+        prefer,
+        settings,
+        job.site,
+        order.environ,
+        order.cwd,
+    ).mem_gb
     declares_memory = traits_of(settings.engine).memory_per_worker is not None
     lengths = None if job.source is None else job.source.lengths
     workers_known = settings.workers_wanted or (declares_memory and lengths)
@@ -357,7 +375,15 @@ def _estimate_needs(job: Job, order: CheckOrder) -> Needs:
         return Needs(needed_gb)
     settings = replace(settings, workers_per_gpu=str(settings.workers_wanted or 1))
     submit = SubmitSettings(gpus_per_task=gpus)
-    least = usual_request(submit, FASTEST, settings, Site(""), order.environ, order.cwd, lengths)
+    least = usual_request(
+        submit,
+        FASTEST,
+        settings,
+        Site(""),
+        order.environ,
+        order.cwd,
+        lengths,
+    )
     workers = least.gpus * least.workers
     if not declares_memory:
         return Needs(needed_gb, workers)

@@ -86,13 +86,17 @@ class CampaignPlan:
     @property
     def running_s(self) -> float | None:
         """How long all waves take, without any waiting in the queue; None: not known."""
-        return None if self.gpus is None else sum(wave.running_s for wave in self.waves)
+        if self.gpus is None:
+            return None
+        return sum(wave.running_s for wave in self.waves)
 
     @property
     def parallel(self) -> int | None:
         """How many tasks run at a time; None: as many as there are."""
         tasks = self.wish.parallel
-        return tasks if tasks and tasks < self.waves[0].tasks else None
+        if tasks and tasks < self.waves[0].tasks:
+            return tasks
+        return None
 
     @property
     def files(self) -> int:
@@ -112,7 +116,13 @@ def cut_of(
         tasks, *_ = plan_tasks.count_tasks(lengths, rate, gpus, margin, wish, site)
         return tasks * billed_start_up_s(speed) * 1000 / recorded_ms
 
-    return Cut(chunk_s or mean_s, mean_s, lengths.held_s, lengths.total_ms / recorded_ms, start_up)
+    return Cut(
+        chunk_s or mean_s,
+        mean_s,
+        lengths.held_s,
+        lengths.total_ms / recorded_ms,
+        start_up,
+    )
 
 
 def make_plan(
@@ -181,7 +191,11 @@ def _nothing_to_plan(survey: Survey) -> BadInput:
     elif lengths.rows:
         what = f"there is no audio in the source, which has {count(lengths.rows, 'chunk')}"
     fix = survey.walk.size.not_here_fix or mistakes.fix or "badcjobs check SOURCE"
-    return BadInput(what, why="\n".join(with_more(names[:SHOWN], len(names))) or None, fix=fix)
+    return BadInput(
+        what,
+        why="\n".join(with_more(names[:SHOWN], len(names))) or None,
+        fix=fix,
+    )
 
 
 # --- remarks about the tasks ------------------------------------------------------------------------------------------
@@ -197,7 +211,11 @@ def _check_workers(plan: CampaignPlan) -> Iterator[Remark]:
     elif not choice.fits:
         request = f"{count(choice.cpus, 'core')} and {choice.mem_gb} GB"
         text = f"{choice.workers} per GPU may need more than {request}: {choice.mem_why}"
-        yield problem("workers", text, "-- --workers-per-gpu 1 --chunk-length 294   (or more under [submit])")
+        yield problem(
+            "workers",
+            text,
+            "-- --workers-per-gpu 1 --chunk-length 294   (or more under [submit])",
+        )
     elif plan.wish.prefer != FASTEST and plan.speed.most_workers < min(plan.site.cores_per_gpu or 0, room):
         text = "more of them were not measured: they may cost less; run one task with the request of the fastest, and"
         text += " plan again --from it"
@@ -216,7 +234,12 @@ def _check_long_chunks(plan: CampaignPlan) -> Iterator[Remark]:
     needed_s = round_up(plan.margin.time_s(survey.lengths.longest_ms / 1000 / plan.speed.audio_hours_per_gpu_hour))
     if needed_s <= 3600 * (plan.site.time_h or math.inf):
         fix += f", or --time {clock(needed_s)}"
-    yield problem("long chunks", f"{text} certain: they may never be done", fix, _longer_than(limit_s, survey))
+    yield problem(
+        "long chunks",
+        f"{text} certain: they may never be done",
+        fix,
+        _longer_than(limit_s, survey),
+    )
 
 
 def _cut_shorter(survey: Survey, at_most_s: float) -> str:
@@ -278,7 +301,9 @@ def _check_speed(plan: CampaignPlan) -> Iterator[Remark]:
 
 
 def _length(seconds: float) -> str:
-    return f"{seconds / 3600:,.2f} hours" if seconds >= 3600 else f"{seconds:,.4g} s"
+    if seconds >= 3600:
+        return f"{seconds / 3600:,.2f} hours"
+    return f"{seconds:,.4g} s"
 
 
 # --- document ---------------------------------------------------------------------------------------------------------

@@ -55,7 +55,9 @@ def check_out(facts: PreflightFacts) -> Iterator[Remark]:
     if out is None:
         return
     elsewhere = f"--out {site.example}"
-    place = out.path if out.path == out.real else f"{out.path} (real path: {out.real})"
+    place = out.path
+    if out.path != out.real:
+        place += f" (real path: {out.real})"
     why_lost = _why_lost(out.real, facts)
     if out.refusal is not None:
         yield problem("out", f"{out.path} cannot be written here: {out.refusal}", elsewhere)
@@ -205,7 +207,12 @@ def _check_slurm(facts: PreflightFacts) -> Iterator[Remark]:
     if slurm is None:
         yield fine("Slurm", "not on this machine: its limits are not known; submit --cluster local runs jobs here")
     elif slurm.trouble:
-        yield warning("Slurm", f"not checked: it does not answer ({slurm.trouble})", "scontrol ping", checked=False)
+        yield warning(
+            "Slurm",
+            f"not checked: it does not answer ({slurm.trouble})",
+            "scontrol ping",
+            checked=False,
+        )
     else:
         yield fine("Slurm", "it answers here")
 

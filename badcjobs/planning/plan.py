@@ -110,7 +110,13 @@ def plan_sources(
     with fresh_folder(target) as draft:
         with tempfile.TemporaryFile("w+", encoding="utf-8", newline="", dir=draft) as file:
             rows = RowFile(file, has_places=any(part.has_places for part in sources.parts))
-            plan = make_plan(read_sources(sources, rows, progress, draft), speed, wish, site, cuts)
+            plan = make_plan(
+                read_sources(sources, rows, progress, draft),
+                speed,
+                wish,
+                site,
+                cuts,
+            )
             plan = replace(plan, remarks=(*plan.remarks, *about_out))
             written = write_plan(plan, rows, draft, target, out, fill)
         left_out = target / "left-out.txt" if (draft / "left-out.txt").exists() else None
@@ -125,7 +131,12 @@ def _check_out(out: Path, settings: RunSettings, fill: FillScript, cwd: Path) ->
     fill({**request, "source": "tasks.txt", "out": "out"}, None)
 
 
-def _check_results(out: Path, settings: RunSettings, site: Site, environ: Mapping[str, str]) -> list[Remark]:
+def _check_results(
+    out: Path,
+    settings: RunSettings,
+    site: Site,
+    environ: Mapping[str, str],
+) -> list[Remark]:
     """Return what is wrong with the folder of the results."""
     folder = look_at_folder(out, SystemClock(), write=False)
     places = Places(out=folder, home=home_folder(environ))
@@ -159,7 +170,17 @@ def _choose_cutting(
         if length_s < longest_s:
             cuttings[length_s] = replace(cutting, chunk_length_s=length_s)
             lengths[length_s] = whole.cut(cuttings[length_s])
-    cuts = [cut_of(chunks, whole.total_ms, speed, wish, site, length_s) for length_s, chunks in lengths.items()]
+    cuts = [
+        cut_of(
+            chunks,
+            whole.total_ms,
+            speed,
+            wish,
+            site,
+            length_s,
+        )
+        for length_s, chunks in lengths.items()
+    ]
     best, *_ = choose(speed, wish, site, cuts)
     return replace(sources, cutting=cuttings.get(best.chunk_s or 0.0, sources.cutting)), cuts
 
@@ -269,7 +290,15 @@ def plan_text(planned: Planned, width: int = WIDTH) -> str:
     for label, text in (*_work_lines(planned), *_task_lines(plan)):
         lines += folded(label, text, _INDENT, width)
     for remark in worst_first(plan.remarks):
-        lines += ["", *folded(remark.severity, f"{remark.subject}: {remark.text}", _INDENT, width)]
+        lines += [
+            "",
+            *folded(
+                remark.severity,
+                f"{remark.subject}: {remark.text}",
+                _INDENT,
+                width,
+            ),
+        ]
         lines += below(remark, _INDENT)
     return "\n".join([*lines, *_written_lines(planned, width)])
 
@@ -326,7 +355,17 @@ def _choice_lines(plan: CampaignPlan, width: int) -> list[str]:
     best = {_cheapest(plan.site): plan.choices[0], FASTEST: plan.fastest}
     shown = {*best.values(), plan.choice, *plan.choices[:_SHOWN_CHOICES]}
     rows = [_choice_row(choice, plan, best) for choice in plan.choices if choice in shown]
-    heads = columns("GPUs", "workers", "cores", "memory", "chunks", "× real time", "units", "J", "<")
+    heads = columns(
+        "GPUs",
+        "workers",
+        "cores",
+        "memory",
+        "chunks",
+        "× real time",
+        "units",
+        "J",
+        "<",
+    )
     lines = table_text(Table("choices", "", heads, rows), width)
     if len(rows) < len(plan.choices):
         lines.append(f"  {len(rows)} of {len(plan.choices)} choices; all of them: --json")
@@ -351,7 +390,9 @@ def _choice_row(choice: Choice, plan: CampaignPlan, best: Mapping[str, Choice]) 
 
 
 def _cheapest(site: Site) -> str:
-    return "cheapest" if site.billing else "least GPU time"
+    if site.billing:
+        return "cheapest"
+    return "least GPU time"
 
 
 def _work_lines(planned: Planned) -> Iterator[tuple[str, str]]:
@@ -414,10 +455,8 @@ def _task_lines(plan: CampaignPlan) -> Iterator[tuple[str, str]]:
     yield "files", files
     size = plan.survey.walk.size
     results = data_size(results_bytes(plan.survey.lengths.rows, plan.work_gpu_hours))
-    space = (
-        f"the source: {data_size(size.total_bytes)} in {count(size.files, 'file')}; results: about {results}; copies"
-    )
-    space += f" of audio on the disk of the node: at most {data_size(MOST_STAGED_BYTES)} per task"
+    space = f"the source: {data_size(size.total_bytes)} in {count(size.files, 'file')}; results: about {results};"
+    space += f" copies of audio on the disk of the node: at most {data_size(MOST_STAGED_BYTES)} per task"
     if site.space_tb:
         space += f"; the quota of {site.name} is {site.space_tb:g} TB"
     yield "space", space
@@ -432,7 +471,9 @@ def _task_lines(plan: CampaignPlan) -> Iterator[tuple[str, str]]:
 
 def _span(seconds: float) -> str:
     """Return a duration; in days from two days on."""
-    return duration(seconds) if seconds < 2 * _DAY_S else f"{seconds / _DAY_S:,.1f} days"
+    if seconds < 2 * _DAY_S:
+        return duration(seconds)
+    return f"{seconds / _DAY_S:,.1f} days"
 
 
 def _written_lines(planned: Planned, width: int) -> list[str]:
@@ -442,7 +483,12 @@ def _written_lines(planned: Planned, width: int) -> list[str]:
         files = f"{count(planned.plan.tasks, 'shard')}, {count(len(planned.written), 'job script')}"
         lines += ["", *folded("written", f"{planned.folder}: {files}", _INDENT, width)]
     if planned.left_out is not None:
-        lines += folded("left out", f"the full list with reasons: {planned.left_out}", _INDENT, width)
+        lines += folded(
+            "left out",
+            f"the full list with reasons: {planned.left_out}",
+            _INDENT,
+            width,
+        )
     margin = " " * _INDENT
     for script, out in planned.written[:_SHOWN_SCRIPTS]:
         lines.append(f"{margin}sbatch {shell_line(script)}")

@@ -94,7 +94,13 @@ class Speed:
         return fitting_workers(self.memory_bytes, (nearest.device_bytes or 0.0) / nearest.workers)
 
 
-def find_speed(rate: float | None, origin: Path | None, settings: RunSettings, environ: Environ, cwd: Path) -> Speed:
+def find_speed(
+    rate: float | None,
+    origin: Path | None,
+    settings: RunSettings,
+    environ: Environ,
+    cwd: Path,
+) -> Speed:
     """Return the speed; a rate that is given wins over a job's, whose start-up, memory and cores still count.
 
     ``origin``: a run folder, a job database, or the file of a probe; without one, what runs or probes have found here.
@@ -125,7 +131,9 @@ def find_speed(rate: float | None, origin: Path | None, settings: RunSettings, e
             doubts=(),
         )
     per_worker = traits_of(settings.engine).memory_per_worker
-    return replace(speed, bytes_per_s=per_worker.bytes_per_audio_s) if per_worker else speed
+    if per_worker:
+        return replace(speed, bytes_per_s=per_worker.bytes_per_audio_s)
+    return speed
 
 
 def _measured_here(settings: RunSettings, environ: Environ, cwd: Path) -> Speed:
@@ -237,7 +245,15 @@ def speed_of(job: JobFacts, name: str) -> Speed:
     memory_bytes = min((d.memory_total_bytes for d in job.devices if d.memory_total_bytes), default=None)
     groups = grouped((_set_up(task), task) for task in worked)
     most_tasks_first = sorted(groups.items(), key=lambda group: -len(group[1]))
-    points = tuple(_point_of(job, *group, work_s, memory_bytes or 0) for group in most_tasks_first)
+    points = tuple(
+        _point_of(
+            job,
+            *group,
+            work_s,
+            memory_bytes or 0,
+        )
+        for group in most_tasks_first
+    )
     slowest = _rank(list(_paces(groups, points, work_s)), _SLOWEST_PERCENT)
     models = Counter(device.name or "GPU" for device in job.devices)
     return Speed(
@@ -338,14 +354,24 @@ def version_here(settings: RunSettings, environ: Environ, cwd: Path) -> str | No
 
     No program is started: for HawkEars 2, the models are known but not the release.
     """
-    return choose_engine(settings, environ, Launcher(""), SystemClock(), cwd=cwd, allow_cpu=True).version
+    return choose_engine(
+        settings,
+        environ,
+        Launcher(""),
+        SystemClock(),
+        cwd=cwd,
+        allow_cpu=True,
+    ).version
 
 
-def _of_probes(path: Path, store: str | None, settings: RunSettings, environ: Environ, cwd: Path) -> Speed:
-    """Return what a probe of this engine has found; refuse several results that the user has to choose from.
-
-    ``store``: the file as it was given; None: it is the one in the user's cache.
-    """
+def _of_probes(
+    path: Path,
+    store: str | None,
+    settings: RunSettings,
+    environ: Environ,
+    cwd: Path,
+) -> Speed:
+    """Return what a probe of this engine has found; ``store``: the file as it was given, None: it is in the cache."""
     subject = subject_of(settings)
     ways = _ways_to_a_speed(settings, store)
     if not path.exists():
@@ -379,11 +405,19 @@ def _of_probes(path: Path, store: str | None, settings: RunSettings, environ: En
     return replace(speed, remedy=probe_line(settings, settings.workers_wanted or key.workers, store))
 
 
-def _choose(probes: Sequence[Probed], version: str | None, workers: int | None) -> tuple[ProbeKey, Speed]:
+def _choose(
+    probes: Sequence[Probed],
+    version: str | None,
+    workers: int | None,
+) -> tuple[ProbeKey, Speed]:
     """Return the newest probe that matches, with doubts if none does; ``version`` and ``workers`` None: any will do."""
     of_version = [probe for probe in probes if version is None or _is_version(probe.key, version)] or probes
     fitting = [probe for probe in of_version if workers in (None, probe.key.workers)] or of_version
-    newest_first = sorted(fitting, key=lambda probe: (probe.at or "", str(probe.key)), reverse=True)
+    newest_first = sorted(
+        fitting,
+        key=lambda probe: (probe.at or "", str(probe.key)),
+        reverse=True,
+    )
     key = newest_first[0].key
     doubts = []
     if version is not None and not _is_version(key, version):

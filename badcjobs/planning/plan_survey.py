@@ -74,9 +74,13 @@ class Lengths:
         else:
             self.known_ms += many * length_ms
             self.longest_ms = max(self.longest_ms, length_ms)
-            self.empty += 0 if length_ms else many
-        self._ms.append(_UNKNOWN if length_ms is None else min(length_ms, _LONGEST_MS))
-        self._many.append(many)
+            self.empty += many * (length_ms == 0)
+        kept_ms = _UNKNOWN if length_ms is None else min(length_ms, _LONGEST_MS)
+        if self._ms and self._ms[-1] == kept_ms:
+            self._many[-1] += many
+        else:
+            self._ms.append(kept_ms)
+            self._many.append(many)
 
     def cut(self, cutting: Cutting) -> Lengths:
         """Return those of the chunks into which these recordings are cut."""
@@ -95,13 +99,17 @@ class Lengths:
     @property
     def guess_ms(self) -> int:
         """The length of a chunk that is not known."""
-        return self.mean_ms if self._guess_ms is None else self._guess_ms
+        if self._guess_ms is None:
+            return self.mean_ms
+        return self._guess_ms
 
     @property
     def mean_ms(self) -> int:
         """The mean of those that are known and have audio, in whole milliseconds; 0: there are none."""
         with_audio = self.rows - self.unknown - self.empty
-        return self.known_ms // with_audio if with_audio else 0
+        if with_audio:
+            return self.known_ms // with_audio
+        return 0
 
     @property
     def total_ms(self) -> int:
@@ -151,12 +159,15 @@ class Survey:
     places: PlaceCounts | None = None  # None: no place is given
     _shown_ms: int = 0  # only longer chunks are shown
 
-    def read(self, rows: Iterable[PlannedRow], kept: RowFile | None, progress: Progress) -> None:
+    def read(
+        self,
+        rows: Iterable[PlannedRow],
+        kept: RowFile | None,
+        progress: Progress,
+    ) -> None:
         """Count all rows, and keep them if there is a file for them."""
         before = ""  # the recording of the last row with audio, and where that was
         from_ms = until_ms = 0
-        equal_ms = None
-        equal = 0  # neighbours that are equally long
         for row_number, row in enumerate(rows, 1):
             start_ms, end_ms = row.start_ms, row.end_ms
             if row.there_ms is not None and end_ms is not None and row.there_ms < end_ms:
@@ -165,12 +176,7 @@ class Survey:
             length_ms = None if end_ms is None else end_ms - start_ms
             if row.fails:
                 length_ms = 0
-            if length_ms == equal_ms:
-                equal += 1
-            else:
-                self.lengths.add(equal_ms, equal)
-                equal_ms = length_ms
-                equal = 1
+            self.lengths.add(length_ms)
             if length_ms is None:
                 self._note_unknown(row.path)
             elif length_ms > self._shown_ms:
@@ -186,7 +192,6 @@ class Survey:
                 kept.add(row)
             if not row_number & 0xFF:  # a call for each of a million rows takes too long
                 progress(row_number)
-        self.lengths.add(equal_ms, equal)
 
     def _note_unknown(self, path: str) -> None:
         if len(self.unknown_names) < EXAMPLES:
@@ -232,7 +237,9 @@ class RowFile:
     def root(self) -> str | None:
         """The folder that all relative paths start from; None: there are none, or they start from several."""
         bases = self._bases - {""}
-        return bases.pop() if len(bases) == 1 else None
+        if len(bases) == 1:
+            return bases.pop()
+        return None
 
     @property
     def header(self) -> str:
@@ -282,7 +289,15 @@ class LeftOut(Mistakes):
         if self._file is not None:
             self._file.close()
 
-    def add(self, line: int, text: str, *, why: str = "", fix: str | None = None, missing: bool = False) -> None:
+    def add(
+        self,
+        line: int,
+        text: str,
+        *,
+        why: str = "",
+        fix: str | None = None,
+        missing: bool = False,
+    ) -> None:
         """Note a mistake, and write it down."""
         super().add(line, text, why=why, fix=fix, missing=missing)
         if line:
@@ -290,7 +305,11 @@ class LeftOut(Mistakes):
         else:
             self.unnumbered += 1
         if self._path is not None:
-            self._file = self._file or self._path.open("w", encoding="utf-8", errors="backslashreplace")
+            self._file = self._file or self._path.open(
+                "w",
+                encoding="utf-8",
+                errors="backslashreplace",
+            )
             self._file.write(f"{self.describe(self.source, line, text, why, named=True)}\n")
 
     @property
@@ -302,7 +321,9 @@ class LeftOut(Mistakes):
     def fix(self) -> str | None:
         """A line to paste; None: there are no mistakes."""
         error = self.error()
-        return None if error is None else error.fix
+        if error is None:
+            return None
+        return error.fix
 
     def add_unseen(self, count: int) -> None:
         """Count rows that are not read one by one."""

@@ -43,7 +43,11 @@ class PlanWish:
             time_s = None if submit.time is None else 60 * parse_minutes(submit.time)
             mem_gb = None if submit.mem is None else parse_memory(submit.mem) / 1024
         except ValueError as error:
-            raise BadInput("this cannot be planned", why=str(error), fix="--time 12:00:00") from error
+            raise BadInput(
+                "this cannot be planned",
+                why=str(error),
+                fix="--time 12:00:00",
+            ) from error
         return cls(
             time_s=time_s,
             gpus_per_task=submit.gpus_per_task,
@@ -106,7 +110,9 @@ class Margin:
     @property
     def start_up_origin(self) -> str:
         """Where the start-up is from."""
-        return "measured" if self.start_up_measured else "assumed"
+        if self.start_up_measured:
+            return "measured"
+        return "assumed"
 
     def work_s(self, time_s: float) -> float:
         """Return the seconds of work at the mean speed that fit into a time limit; raise BadInput where none do."""
@@ -167,7 +173,9 @@ def share_out(lengths: Lengths, tasks: int) -> list[Share]:
         while rows < most and (not rows or not many):
             if not many:
                 length_ms, many = next(runs)
-            fitting = most if tasks_left == 1 else _fitting(left_ms, tasks_left, audio_ms, length_ms)
+            fitting = most
+            if tasks_left > 1:
+                fitting = _fitting(left_ms, tasks_left, audio_ms, length_ms)
             taken = min(most - rows, many, max(fitting, 0 if rows else 1))
             rows += taken
             audio_ms += taken * length_ms
@@ -183,7 +191,9 @@ def _fitting(left_ms: int, tasks_left: int, audio_ms: int, length_ms: int) -> in
     if length_ms == 0:
         return 2**62
     room = 2 * left_ms - (2 * audio_ms + length_ms) * tasks_left
-    return room // (2 * length_ms * tasks_left) + 1 if room >= 0 else 0
+    if room >= 0:
+        return room // (2 * length_ms * tasks_left) + 1
+    return 0
 
 
 # --- sizing -----------------------------------------------------------------------------------------------------------
@@ -217,7 +227,13 @@ def count_tasks(
     return min(max(1, math.ceil(lengths.total_ms / room_ms), at_a_time), lengths.rows), room_ms, tail_s
 
 
-def size_tasks(lengths: Lengths, speed: Speed, margin: Margin, wish: PlanWish, site: Site) -> Sizing:
+def size_tasks(
+    lengths: Lengths,
+    speed: Speed,
+    margin: Margin,
+    wish: PlanWish,
+    site: Site,
+) -> Sizing:
     """Return the fewest tasks that end in time; more where there are GPUs for them and each is worth its start-up."""
     gpus = wish.task_gpus(site)
     rate = speed.audio_hours_per_gpu_hour
@@ -254,7 +270,13 @@ class Wave(NamedTuple):
     running_s: float  # from the start of its first task to the end of its last
 
 
-def make_waves(sizing: Sizing, speed: Speed, margin: Margin, most: int, gpus: int | None) -> tuple[Wave, ...]:
+def make_waves(
+    sizing: Sizing,
+    speed: Speed,
+    margin: Margin,
+    most: int,
+    gpus: int | None,
+) -> tuple[Wave, ...]:
     """Cut the tasks into waves of at most so many, as few as can be, all about equally large."""
     tasks = len(sizing.shares)
     number_of_waves = -(-tasks // most)
@@ -292,7 +314,12 @@ def most_tasks(sizing: Sizing, site: Site) -> tuple[int, str]:
     return min(limits)
 
 
-def gpus_at_a_time(sizing: Sizing, wish: PlanWish, site: Site, most: int) -> tuple[int | None, str]:
+def gpus_at_a_time(
+    sizing: Sizing,
+    wish: PlanWish,
+    site: Site,
+    most: int,
+) -> tuple[int | None, str]:
     """Return how many GPUs work at the same time, and why; None: not known, nor when all is finished."""
     if wish.parallel is not None:
         return wish.parallel * sizing.gpus, "from --parallel"

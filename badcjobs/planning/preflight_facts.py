@@ -112,7 +112,9 @@ class Job:
     @property
     def start(self) -> Call | None:
         """The call of ``badcjobs run`` in the script."""
-        return None if self.script is None else self.script.start
+        if self.script is None:
+            return None
+        return self.script.start
 
     @property
     def merges(self) -> bool:
@@ -128,7 +130,9 @@ class Job:
             line = f"{setting.option} {value}"
         else:
             line = f"--sbatch=--{name}={value}"
-        return f"{line}   ({note})" if note else line
+        if note:
+            return f"{line}   ({note})"
+        return line
 
     def ask_tasks(self, tasks: int, note: str = "") -> str:
         """Return the line that asks for so many array tasks."""
@@ -179,7 +183,9 @@ def look_at_folder(path: Path, clock: Clock, *, write: bool) -> FolderFacts:
     """Look at a folder that need not exist; ``write``: with a small file, removed at once, there or above it."""
     there = next((folder for folder in (path, *path.parents) if os.path.lexists(folder)), Path("/"))
     filesystem = read_filesystem(path)
-    refusal, skew_s = _try_writing(there, clock) if write else (None, None)
+    refusal = skew_s = None
+    if write:
+        refusal, skew_s = _try_writing(there, clock)
     try:
         room = os.statvfs(there)
     except OSError:
@@ -206,7 +212,11 @@ def _try_writing(folder: Path, clock: Clock) -> tuple[str | None, float | None]:
     """Return why nothing can be written, or how far the filesystem's clock is from ours."""
     before_ms = clock.now_ms()
     try:
-        with tempfile.NamedTemporaryFile(prefix=".badcjobs-check-", dir=folder, buffering=0) as file:
+        with tempfile.NamedTemporaryFile(
+            prefix=".badcjobs-check-",
+            dir=folder,
+            buffering=0,
+        ) as file:
             file.write(b"?")
             os.fsync(file.fileno())  # so that a server has put its own time on it
             written_ms = os.fstat(file.fileno()).st_mtime_ns / 1e6
@@ -231,7 +241,9 @@ def query_slurm(environ: Mapping[str, str]) -> SlurmFacts | None:
 def query_sbatch(path: Path, environ: Mapping[str, str], cwd: Path) -> tuple[str, ...] | None:
     """Run ``sbatch --test-only``, which submits nothing; None: sbatch is not there, or gives no answer."""
     answer = slurm_programs.test_script(path, environ, cwd)
-    return None if answer is None else parse_trial(*answer)
+    if answer is None:
+        return None
+    return parse_trial(*answer)
 
 
 def parse_trial(exit_code: int, said: str) -> tuple[str, ...] | None:
@@ -260,7 +272,11 @@ def load_modules(names: tuple[str, ...], environ: Mapping[str, str]) -> ModuleFa
             check=False,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return ModuleFacts(names, command=not isinstance(error, FileNotFoundError), message=str(error))
+        return ModuleFacts(
+            names,
+            command=not isinstance(error, FileNotFoundError),
+            message=str(error),
+        )
     if done.returncode == _NO_MODULES:
         return ModuleFacts(names, command=False)
     loaded = done.stdout.partition(f"{_LIST_FOLLOWS}\n")[2].split()
@@ -293,7 +309,14 @@ def check_source(
         facts, remarks = (_count_chunks if quick else _look_at_files)(sources, progress)
     except BadcjobsError as error:
         look = f"ls -ld {shell_line(cwd / settings.source[0])}"
-        return None, [problem("source", error.what, error.fix or look, tuple((error.why or "").splitlines()))]
+        return None, [
+            problem(
+                "source",
+                error.what,
+                error.fix or look,
+                tuple((error.why or "").splitlines()),
+            )
+        ]
     return facts, remarks + _filter_is_off(settings, sources)
 
 
@@ -314,7 +337,12 @@ def _count_chunks(sources: Sources, progress: Progress) -> tuple[SourceFacts, li
         text = f"{repeats:,} rows have the recording_id and chunk_id of an earlier row"
         raise BadInput(text, fix="badcjobs check SOURCE   (without --quick it names them)")
     document = {"chunks": rows, "stats": False, "places": sources.places and asdict(sources.places)}
-    facts = SourceFacts(rows, sources.manifests_listed, sources.places is not None, document=document)
+    facts = SourceFacts(
+        rows,
+        sources.manifests_listed,
+        sources.places is not None,
+        document=document,
+    )
     text = f"{count(rows, 'chunk')}; --quick: no audio file was opened"
     remarks = [fine("source", line) for line in (text, *notes)]
     return facts, [*remarks, *check_places(sources.places, FINE)]

@@ -117,10 +117,19 @@ def _conclude(searches: Sequence[ModelSearch], stop: StopRequest, store: Path) -
 def make_work_folder(allocation: Allocation) -> tempfile.TemporaryDirectory[str]:
     """Make a temporary folder on the node."""
     try:
-        return tempfile.TemporaryDirectory("", "badcjobs-probe-", allocation.local_dir, ignore_cleanup_errors=True)
+        return tempfile.TemporaryDirectory(
+            "",
+            "badcjobs-probe-",
+            allocation.local_dir,
+            ignore_cleanup_errors=True,
+        )
     except OSError as error:
         what = f"no temporary folder can be made in {error.filename}"
-        raise BadInput(what, why=error.strerror, fix="export TMPDIR=/a/local/folder") from error
+        raise BadInput(
+            what,
+            why=error.strerror,
+            fix="export TMPDIR=/a/local/folder",
+        ) from error
 
 
 def find_grant(settings: RunSettings, world: World) -> Grant:
@@ -139,7 +148,11 @@ def open_store(order: ProbeOrder, world: World) -> ProbeStore:
     """Return the file that results are kept in; refuse one that cannot be written, before hours of trials."""
     file = order.store or default_store(world.environ)
     if file is None:
-        raise BadInput("there is no folder for the result", why="HOME is not set", fix="--out probe.toml")
+        raise BadInput(
+            "there is no folder for the result",
+            why="HOME is not set",
+            fix="--out probe.toml",
+        )
     store = ProbeStore(world.cwd / file)
     try:
         store.open()
@@ -165,7 +178,15 @@ def make_searches(
         plan = WorkerPlan(0, devices[0], None, threads)
         at_once = workers * engine.chunks_at_once(plan)
         version = engine.version or "unknown"
-        key = ProbeKey(name, memory_bytes, engine.name, version, subject_of(settings), at_once, workers)
+        key = ProbeKey(
+            name,
+            memory_bytes,
+            engine.name,
+            version,
+            subject_of(settings),
+            at_once,
+            workers,
+        )
         if order.again:
             store.put(Probed(key))
         yield ModelSearch(key, devices, threads, store, order)
@@ -181,7 +202,13 @@ def open_records(
     out = RunFolder(work_folder / "run" if keep is None else world.cwd / keep)
     out.create()
     key = out.claim(allocation.key)
-    records = Records(key, out.task_database(key), allocation, world, live_mode=settings.live_mode)
+    records = Records(
+        key,
+        out.task_database(key),
+        allocation,
+        world,
+        live_mode=settings.live_mode,
+    )
     verdict = "failed"
     if keep is not None:
         world.log_to(out.task_log(key))
@@ -266,16 +293,22 @@ class ModelSearch:
                 self.host_note = (
                     f"{self.key.gpu}: nothing longer than {ceiling_s:g} s is tried: the node's memory may not hold it"
                 )
-        return None if self.problem else next_step(self.trials, self._bounds, self.in_flight)
+        if self.problem:
+            return None
+        return next_step(self.trials, self._bounds, self.in_flight)
 
     def expected_s(self, step: ProbeStep) -> float:
         """Return about how long a trial will take; 0: not known."""
         rate = self.rate
-        return 0.0 if rate is None else self._start_up_s + self.chunks(step) * step.length_s / rate
+        if rate is None:
+            return 0.0
+        return self._start_up_s + self.chunks(step) * step.length_s / rate
 
     def lanes(self, step: ProbeStep) -> int:
         """Return how many chunks of a trial are worked on at the same time."""
-        return self.key.workers if step.lean else self.key.chunks_at_once
+        if step.lean:
+            return self.key.workers
+        return self.key.chunks_at_once
 
     def chunks(self, step: ProbeStep) -> int:
         """Return how many chunks a trial gets."""
@@ -334,7 +367,12 @@ def _shorter(step: ProbeStep) -> str:
 # --- all searches together --------------------------------------------------------------------------------------------
 
 
-def run_trials(bench: Bench, world: World, searches: Sequence[ModelSearch], until_s: float) -> None:
+def run_trials(
+    bench: Bench,
+    world: World,
+    searches: Sequence[ModelSearch],
+    until_s: float,
+) -> None:
     """Run the trials of all searches until all are done or the time is over."""
     clock = world.clock
     host = _HostMemory(world)
@@ -346,9 +384,9 @@ def run_trials(bench: Bench, world: World, searches: Sequence[ModelSearch], unti
             over = True
             for _, run in running:
                 run.break_off()
-        for search in () if over else searches:
+        for search in searches:
             left_s = until_s - clock.monotonic_s()
-            while search.free:
+            while search.free and not over:
                 step = search.next_step(host.bytes)
                 if step is None or search.expected_s(step) > left_s:
                     break
@@ -395,7 +433,12 @@ def _begin(bench: Bench, search: ModelSearch, step: ProbeStep, number: int) -> T
     slots = range((number - 1) * key.workers, number * key.workers)
     plans = [WorkerPlan(slot, device, device_id, search.threads) for slot in slots]
     run = TrialRun(bench, step, plans, search.chunks(step), search.lanes(step), number)
-    log.info("%s: trying %g s%s", key.gpu, step.length_s, " with one thread" if step.lean else "")
+    log.info(
+        "%s: trying %g s%s",
+        key.gpu,
+        step.length_s,
+        " with one thread" if step.lean else "",
+    )
     search.in_flight.append(step)
     try:
         run.begin()

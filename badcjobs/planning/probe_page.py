@@ -23,11 +23,20 @@ _CAPTIONS = {
 _GIB = 2**30
 
 
-def probe_text(probes: Sequence[Probed], kept: str, notes: Sequence[str] = (), width: int = WIDTH) -> str:
+def probe_text(
+    probes: Sequence[Probed],
+    kept: str,
+    notes: Sequence[str] = (),
+    width: int = WIDTH,
+) -> str:
     """Return the tables and the sentences below them; ``kept``: the file, and what reads it."""
     lines = []
     for place, probed in enumerate(probes):
-        lines += wrap(f"{device_words(probed.key)}; {setup_words(probed.key)}", indent=2, width=width)
+        lines += wrap(
+            f"{device_words(probed.key)}; {setup_words(probed.key)}",
+            indent=2,
+            width=width,
+        )
         lines += [*table_text(_table(place, probed), width), ""]
         for sentence in _sentences(probed):
             lines += wrap(f"  {sentence}", indent=4, width=width)
@@ -62,7 +71,12 @@ def probe_page(probes: Sequence[Probed], notes: Sequence[str]) -> str:
         for name, caption in _CAPTIONS.items():
             drawn_at = places.get(f"{name}-{place}")
             if drawn_at is not None:
-                charts += figure(f"{name}-{place}", drawn_at, f"{caption} The table below has the figures.", caption)
+                charts += figure(
+                    f"{name}-{place}",
+                    drawn_at,
+                    f"{caption} The table below has the figures.",
+                    caption,
+                )
         if charts:
             body += f'<div class="charts">{charts}</div>'
         elif not places:
@@ -84,7 +98,17 @@ def _curves(place: int, probed: Probed, figures: Any) -> Iterator[tuple[str, Any
     if peaks:
         name = f"{_MEMORY}-{place}"
         total = probed.key.memory_bytes
-        yield name, figures.curve(name, "GiB", "0.[00]", peaks, total and total / _GIB, marks_s)
+        yield (
+            name,
+            figures.curve(
+                name,
+                "GiB",
+                "0.[00]",
+                peaks,
+                total and total / _GIB,
+                marks_s,
+            ),
+        )
     rates = [(trial.length_s, trial.times_real_time) for trial in usual if trial.times_real_time is not None]
     if rates:
         name = f"{_SPEED}-{place}"
@@ -112,7 +136,12 @@ def _table(place: int, probed: Probed) -> Table:
         )
         rows.append(cells)
     heads = columns("chunk length", "peak memory", "of the device", "× real time", "<outcome")
-    return Table(f"trials-{place}", f"Every length that was tried on {device_words(probed.key)}", heads, rows)
+    return Table(
+        f"trials-{place}",
+        f"Every length that was tried on {device_words(probed.key)}",
+        heads,
+        rows,
+    )
 
 
 def _sentences(probed: Probed) -> Iterator[str]:

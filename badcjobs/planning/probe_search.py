@@ -51,7 +51,11 @@ def cannot_start(trials: Trials, *, lean: bool) -> bool:
     return any(trial.outcome == NO_START and trial.lean >= lean for trial in trials)
 
 
-def next_step(trials: Trials, bounds: Bounds, in_flight: Collection[ProbeStep] = ()) -> ProbeStep | None:
+def next_step(
+    trials: Trials,
+    bounds: Bounds,
+    in_flight: Collection[ProbeStep] = (),
+) -> ProbeStep | None:
     """Return what to try next; None: nothing now, and if nothing is in flight either, the search is over.
 
     The lean way is searched only where a length does not fit as usual.
@@ -72,7 +76,12 @@ def usual_is_over(trials: Trials, bounds: Bounds) -> bool:
     return _next_length(trials, False, bounds, []) is None
 
 
-def _next_length(trials: Trials, lean: bool, bounds: Bounds, busy_s: Sequence[float]) -> float | None:
+def _next_length(
+    trials: Trials,
+    lean: bool,
+    bounds: Bounds,
+    busy_s: Sequence[float],
+) -> float | None:
     if cannot_start(trials, lean=lean):
         return None
     fits_s, too_long_s = bracket(trials, lean=lean)
@@ -87,7 +96,9 @@ def _next_length(trials: Trials, lean: bool, bounds: Bounds, busy_s: Sequence[fl
         return min(longer_s, bounds.longest_s)
     if fits_s is None:
         shorter_s = _rounded(min([too_long_s, *busy_s]) / 2)
-        return shorter_s if shorter_s >= bounds.shortest_s else None
+        if shorter_s >= bounds.shortest_s:
+            return shorter_s
+        return None
     # The middle of the widest stretch without a trial, on a scale of ratios.
     busy_between = [length_s for length_s in busy_s if fits_s < length_s < too_long_s]
     points = sorted({fits_s, too_long_s, *busy_between})
@@ -95,7 +106,9 @@ def _next_length(trials: Trials, lean: bool, bounds: Bounds, busy_s: Sequence[fl
     if high_s <= low_s * (1 + bounds.tolerance):
         return None
     middle_s = _rounded(math.sqrt(low_s * high_s))
-    return middle_s if low_s < middle_s < high_s else None
+    if low_s < middle_s < high_s:
+        return middle_s
+    return None
 
 
 def _rounded(seconds: float) -> float:
@@ -147,20 +160,30 @@ def choose_best(trials: Trials, at_most_s: float | None) -> Trial | None:
     safe = [trial for trial in measured if at_most_s is None or trial.length_s <= at_most_s]
     fastest = max((trial.times_real_time or 0.0 for trial in safe or measured), default=0.0)
     fast = [trial for trial in safe or measured if (trial.times_real_time or 0.0) >= _ABOUT_AS_FAST * fastest]
-    return fast[0] if fast else None
+    if fast:
+        return fast[0]
+    return None
 
 
-def _safe(longest_s: float | None, too_long_s: float | None, margin_percent: float) -> float | None:
+def _safe(
+    longest_s: float | None,
+    too_long_s: float | None,
+    margin_percent: float,
+) -> float | None:
     """Return the longest less the margin; where nothing was too long there is no edge to keep away from."""
     if longest_s is None or too_long_s is None:
         return longest_s
     safe_s = longest_s * (1 - margin_percent / 100)
-    return float(math.floor(safe_s)) if safe_s >= 10 else round(safe_s, 2)
+    if safe_s >= 10:
+        return float(math.floor(safe_s))
+    return round(safe_s, 2)
 
 
 def device_words(key: ProbeKey) -> str:
     """Return the model of a device with its memory."""
-    return key.gpu if key.memory_bytes is None else f"{key.gpu}, {memory(key.memory_bytes)}"
+    if key.memory_bytes is None:
+        return key.gpu
+    return f"{key.gpu}, {memory(key.memory_bytes)}"
 
 
 def setup_words(key: ProbeKey) -> str:

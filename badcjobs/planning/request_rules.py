@@ -52,7 +52,7 @@ def _check_array(facts: PreflightFacts) -> Iterator[Remark]:
             yield fine("array", text)
     if facts.slurm is not None and facts.slurm.max_array_size:
         most = facts.slurm.max_array_size
-        last = tasks - 1 if job.request.last_index is None else job.request.last_index
+        last = max(tasks - 1, job.request.last_index or 0)
         if last >= most:
             text = f"the array's last index is {last:,}, but this Slurm allows less than {most:,} (MaxArraySize)"
             yield problem("array", text, job.ask_tasks(min(tasks, most)))
@@ -146,7 +146,11 @@ def _check_workers(facts: PreflightFacts) -> Iterator[Remark]:
     least_gb = facts.needs.workers_gb
     if memory_gb and memory_gb < least_gb:
         text = f"{memory_gb:,.3g} GB may not hold {count(workers, 'worker')}, which may need {least_gb}"
-        yield warning("memory", text, job.ask("mem", f"{least_gb}G", "or fewer workers, or shorter chunks"))
+        yield warning(
+            "memory",
+            text,
+            job.ask("mem", f"{least_gb}G", "or fewer workers, or shorter chunks"),
+        )
     if cpus and cpus < workers:
         text = f"{count(cpus, 'core')} for {count(workers, 'worker')}: each keeps one busy"
         yield warning("cores", text, job.ask("cpus-per-task", workers, "or fewer workers"))

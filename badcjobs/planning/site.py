@@ -57,7 +57,12 @@ class Site:
         """How it bills; None: not in its file."""
         if not (self.bill_gpu or self.bill_memory_gb or self.bill_cpu):
             return None
-        return Billing(self.bill_gpu or 0.0, self.bill_memory_gb or 0.0, self.bill_cpu or 0.0, self.bill_rule)
+        return Billing(
+            self.bill_gpu or 0.0,
+            self.bill_memory_gb or 0.0,
+            self.bill_cpu or 0.0,
+            self.bill_rule,
+        )
 
     @property
     def cores_per_gpu(self) -> int | None:
@@ -99,7 +104,12 @@ _KINDS: dict[str, tuple[str, Callable[[Any], object]]] = {
 }
 
 
-def find_site(name: str | None, cwd: Path, option: str = "--site ", trust: Trust | None = None) -> Site:
+def find_site(
+    name: str | None,
+    cwd: Path,
+    option: str = "--site ",
+    trust: Trust | None = None,
+) -> Site:
     """Read a site file that comes with badcjobs, by its name, or the user's own, by its path; ``option`` names it.
 
     None: a site without any rules. ``trust``: refuse modules, which are programs, of a file that is not trusted.
@@ -159,7 +169,11 @@ def parse_site(document: Mapping[str, Any], where: str) -> Site:
     return Site(name=document["name"], **values)
 
 
-def _parse_table(table: str, content: Mapping[str, Any], mistakes: list[str]) -> dict[str, Any]:
+def _parse_table(
+    table: str,
+    content: Mapping[str, Any],
+    mistakes: list[str],
+) -> dict[str, Any]:
     """Return the values of a table by the fields of Site; add wrong ones to ``mistakes``."""
     values: dict[str, Any] = {}
     for key, value in content.items():
@@ -188,7 +202,11 @@ _HEAD = """\
 Values = dict[str, dict[str, Any]]  # by table and key
 
 
-def find_here(environ: Environ, cwd: Path, site: str | None) -> tuple[list[tuple[str, str]], Values]:
+def find_here(
+    environ: Environ,
+    cwd: Path,
+    site: str | None,
+) -> tuple[list[tuple[str, str]], Values]:
     """Find the site, Slurm, the GPUs and HawkEars; return sentences for the user, and values of settings."""
     path = environ.get("PATH")
     values: Values = {"": {}, "run": {}, "submit": {}}
@@ -214,7 +232,9 @@ def find_here(environ: Environ, cwd: Path, site: str | None) -> tuple[list[tuple
     names = sorted({device.name or "unknown model" for device in devices})
     sentences.append(("GPUs", f"{len(devices)} here: {', '.join(names)}" if devices else "none here"))
     program = shutil.which("hawkears", path=path)
-    state = f"found: {program}" if program else "not found on PATH: set hawkears_python, or engine"
+    state = f"found: {program}"
+    if program is None:
+        state = "not found on PATH: set hawkears_python, or engine"
     return [*sentences, ("HawkEars", state)], values
 
 
@@ -252,4 +272,6 @@ def _shown_default(setting: Setting) -> Any:
     """Return the default of a setting, or an example of a value where it has none."""
     if setting.default not in (None, ()):
         return setting.default
-    return setting.unset if setting.example is None else setting.example
+    if setting.example is None:
+        return setting.unset
+    return setting.example

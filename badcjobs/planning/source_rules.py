@@ -58,7 +58,12 @@ def check_survey(survey: Survey, quiet: str) -> Iterator[Remark]:
     if remarks.left_out:
         may_be_audio = any(ending in PERHAPS_AUDIO for ending in remarks.left_out)
         severity = WARNING if may_be_audio else quiet
-        yield Remark(severity, "left out", left_out_words(remarks.left_out), "badcjobs guide audio   (formats)")
+        yield Remark(
+            severity,
+            "left out",
+            left_out_words(remarks.left_out),
+            "badcjobs guide audio   (formats)",
+        )
     for text in remarks.notes():
         yield note("passed over", text)
 
@@ -79,7 +84,12 @@ def _check_left_out(survey: Survey) -> Iterator[Remark]:
     if mistakes.count:
         text = f"{mistakes.words} cannot be used: badcjobs run would refuse them, or fail those without usable audio"
         details = with_more(mistakes.examples(SHOWN)[0], mistakes.count)
-        yield problem("left out", text, mistakes.fix or "badcjobs check --help", tuple(details))
+        yield problem(
+            "left out",
+            text,
+            mistakes.fix or "badcjobs check --help",
+            tuple(details),
+        )
 
 
 def _check_faults(survey: Survey) -> Iterator[Remark]:
@@ -93,7 +103,13 @@ def _check_faults(survey: Survey) -> Iterator[Remark]:
         if fault == BROKEN_AUDIO and survey.nothing_there:
             text += f"; {count(survey.nothing_there, 'chunk')} without any of it would fail"
         path = shell_line(Path(remarks.first_fault[fault]))
-        yield Remark(severity, fault.replace("_", " "), text, fix.format(path=path), tuple(names))
+        yield Remark(
+            severity,
+            fault.replace("_", " "),
+            text,
+            fix.format(path=path),
+            tuple(names),
+        )
 
 
 def _check_lengths(survey: Survey) -> Iterator[Remark]:

@@ -68,8 +68,7 @@ class WavHeader(NamedTuple):
 def read_wav_header(file: BinaryIO, *, compressed: bool = False) -> WavHeader:
     """Read up to the first frame; raise NotWav if there is no data, or if its frames cannot be counted.
 
-    ``compressed``: accept formats whose frames cannot be counted; only ``bytes_per_s`` tells how long they are.
-    """
+    ``compressed``: also formats whose frames cannot be counted; ``bytes_per_s`` tells how long they are."""
     file.seek(0)
     magic = file.read(12)
     if magic[:4] not in (b"RIFF", b"RF64", b"BW64") or magic[8:] != b"WAVE":
@@ -86,13 +85,13 @@ def read_wav_header(file: BinaryIO, *, compressed: bool = False) -> WavHeader:
     is_streamed = promised == 0 and there > _MOST_METADATA
     is_made_up = UNKNOWN_SIZE - 0xFFFF <= promised <= UNKNOWN_SIZE or 0x7FFF0000 <= promised <= 0x80000000
     unfinished = is_streamed or (promised > there and is_made_up)
-    data_bytes = there if unfinished else min(promised, there)
-    missing_bytes = 0 if unfinished else promised - data_bytes
+    if unfinished:
+        promised = there
 
     kind, channels, rate_hz, bytes_per_s, frame_bytes = struct.unpack("<HHIIH", format_chunk[:14])
-    if kind not in CONSTANT_FRAMES and not compressed:
+    if not compressed and kind not in CONSTANT_FRAMES:
         raise NotWav(f"it is compressed (format {kind})")
-    if not (channels and rate_hz and frame_bytes) and not compressed:
+    if not compressed and not (channels and rate_hz and frame_bytes):
         raise NotWav(f"its header says: channels {channels}, rate {rate_hz} Hz, frame size {frame_bytes} bytes")
     return WavHeader(
         format_chunk,
@@ -102,8 +101,8 @@ def read_wav_header(file: BinaryIO, *, compressed: bool = False) -> WavHeader:
         bytes_per_s,
         frame_bytes,
         data_start=start,
-        data_bytes=data_bytes,
-        missing_bytes=missing_bytes,
+        data_bytes=min(promised, there),
+        missing_bytes=max(0, promised - there),
         unfinished=unfinished,
     )
 
@@ -135,12 +134,26 @@ def is_for_ffmpeg(start: bytes) -> bool:
     return _FOR_FFMPEG.match(start) is not None
 
 
-def new_header(channels: int, rate_hz: int, sample_bytes: int, *, is_float: bool) -> WavHeader:
+def new_header(
+    channels: int,
+    rate_hz: int,
+    sample_bytes: int,
+    *,
+    is_float: bool,
+) -> WavHeader:
     """Return the header of a new WAV file."""
     kind = _FLOAT if is_float else _PCM
     frame_bytes = sample_bytes * channels
     bytes_per_s = rate_hz * frame_bytes
-    format_chunk = struct.pack("<HHIIHH", kind, channels, rate_hz, bytes_per_s, frame_bytes, 8 * sample_bytes)
+    format_chunk = struct.pack(
+        "<HHIIHH",
+        kind,
+        channels,
+        rate_hz,
+        bytes_per_s,
+        frame_bytes,
+        8 * sample_bytes,
+    )
     return WavHeader(format_chunk, kind, channels, rate_hz, bytes_per_s, frame_bytes)
 
 
@@ -160,7 +173,13 @@ def make_head(header: WavHeader, frames: int) -> bytes:
     return head + format_chunk + struct.pack("<4sI", b"data", UNKNOWN_SIZE)
 
 
-def copy_frames(source: BinaryIO, header: WavHeader, first: int, last: int, target: Path) -> None:
+def copy_frames(
+    source: BinaryIO,
+    header: WavHeader,
+    first: int,
+    last: int,
+    target: Path,
+) -> None:
     """Write the frames from ``first`` up to ``last`` to a new file; after the last one of the source they repeat.
 
     At most one block is in memory.

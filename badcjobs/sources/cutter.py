@@ -102,7 +102,13 @@ class AudioCutter:
             target.unlink(missing_ok=True)
             raise
 
-    def _cut_with_ffmpeg(self, source: Path, start_s: float, end_s: float, target: Path) -> None:
+    def _cut_with_ffmpeg(
+        self,
+        source: Path,
+        start_s: float,
+        end_s: float,
+        target: Path,
+    ) -> None:
         ffmpeg = shutil.which("ffmpeg", path=self.search_path)
         if ffmpeg is None:
             needs = "M4A, AAC, WMA and FLAC without a length need ffmpeg"
@@ -160,7 +166,12 @@ def _copy_wav(source: Path, start_s: float, end_s: float, target: Path) -> None:
             raise CannotCut(f"{source}: {problem}") from problem
 
 
-def _refuse_empty_part(source: Path, length_s: float, start_s: float, promised_s: float = 0.0) -> NoReturn:
+def _refuse_empty_part(
+    source: Path,
+    length_s: float,
+    start_s: float,
+    promised_s: float = 0.0,
+) -> NoReturn:
     text = f"{source} has {length_s:.3f} s of audio and nothing after {start_s:.3f} s"
     if promised_s - length_s > _SLACK_S and start_s < promised_s:
         raise NotThere(f"{text}: it is truncated, its header says {promised_s:.3f} s")
@@ -195,13 +206,21 @@ def measure_with_ffprobe(path: Path, search_path: str | None = None) -> float | 
         length_s = float(_run([*argv, str(path.absolute())]).splitlines()[-1])
     except (ValueError, IndexError):
         return None
-    return length_s if length_s > 0 else None
+    if length_s > 0:
+        return length_s
+    return None
 
 
 def _run(argv: Sequence[str]) -> str:
     """Return the output of a program; the caller checks whether it worked."""
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DECODING_S, check=False)
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_DECODING_S,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return (done.stdout + done.stderr).decode(errors="replace").strip()[-500:]
@@ -258,7 +277,12 @@ def _write(audio: Any, frames: int, target: Path) -> None:
     """Write frames that are decoded from now on; our own writing reports errors of the disk, libsndfile's does not."""
     sample_type = _DECODED_AS.get(audio.subtype, "float32")
     sample_bytes = 2 if sample_type == "int16" else 4
-    header = new_header(audio.channels, audio.samplerate, sample_bytes, is_float=sample_type == "float32")
+    header = new_header(
+        audio.channels,
+        audio.samplerate,
+        sample_bytes,
+        is_float=sample_type == "float32",
+    )
     written = 0
     with target.open("wb") as out:
         out.write(make_head(header, frames))

@@ -29,7 +29,15 @@ class Mistakes:
         self._first: list[tuple[int, int, str, str]] = []
         self._fix: str | None = None
 
-    def add(self, line: int, text: str, *, why: str = "", fix: str | None = None, missing: bool = False) -> None:
+    def add(
+        self,
+        line: int,
+        text: str,
+        *,
+        why: str = "",
+        fix: str | None = None,
+        missing: bool = False,
+    ) -> None:
         """Add a mistake; line 0 means the complete source, and the text continues after its name."""
         self.count += 1
         self.missing += missing
@@ -58,7 +66,11 @@ class Mistakes:
         source, line, text, why = self._first[0]
         name = self._names[source]
         if self.count == 1 and line == 0:
-            return BadInput(f"{name} {text}", why=why or None, fix=self._fix or shell_line("ls", "-l", name))
+            return BadInput(
+                f"{name} {text}",
+                why=why or None,
+                fix=self._fix or shell_line("ls", "-l", name),
+            )
 
         several = len(self._wrong_sources) > 1
         whose = f"{len(self._wrong_sources)} sources have" if several else f"{name} has"
@@ -68,14 +80,20 @@ class Mistakes:
         if fix is None and numbers:
             wanted_lines = ";".join(f"{line}p" for line in numbers[:5])
             fix = f"sed -n '{wanted_lines}' {shell_line(name)}"
-        return BadInput(f"{whose} {count(self.count, 'mistake')}", why="\n".join(lines), fix=fix)
+        return BadInput(
+            f"{whose} {count(self.count, 'mistake')}",
+            why="\n".join(lines),
+            fix=fix,
+        )
 
     def describe(self, source: int, line: int, text: str, why: str, *, named: bool) -> str:
         """Return a mistake as one line; ``named``: with its source."""
         text = f"{text} ({why})" if why else text
         if line == 0:
             return f"{self._names[source]} {text}"
-        return f"{self._names[source]} line {line}: {text}" if named else f"line {line}: {text}"
+        if named:
+            return f"{self._names[source]} line {line}: {text}"
+        return f"line {line}: {text}"
 
 
 def quoted(value: str) -> str:
@@ -85,7 +103,9 @@ def quoted(value: str) -> str:
 
 def shown(path: str) -> str:
     """Return a path for a message: unchanged, unless it has characters that cannot be printed."""
-    return path if path.isprintable() else repr(path)
+    if path.isprintable():
+        return path
+    return repr(path)
 
 
 # --- remarks ----------------------------------------------------------------------------------------------------------

@@ -70,7 +70,9 @@ class SourceSize:
     def total_bytes(self) -> int | None:
         """All files together; one that was not looked at counts as the mean of the others; None: not known."""
         known = self.files - self.unsized
-        return self.known_bytes * self.files // known if known else None
+        if known:
+            return self.known_bytes * self.files // known
+        return None
 
     def guessed_s(self) -> float | None:
         """Return the length of the files that are not here, from their size and the length of the others."""
@@ -116,7 +118,13 @@ class Surveyor(Walk):
         self.looks_left -= 1
         return self.needs_audio or self.looks_left >= 0
 
-    def measure(self, path: str, audio_path: str, recording_id: str, found: Fingerprint) -> None:
+    def measure(
+        self,
+        path: str,
+        audio_path: str,
+        recording_id: str,
+        found: Fingerprint,
+    ) -> None:
         """Count one more file whose header was read, and note what is wrong with it."""
         header = found.header
         self.measured += 1
@@ -148,7 +156,14 @@ class Surveyor(Walk):
             self.size.not_here_bytes += error.key_bytes
         return True
 
-    def add_missing(self, line: int, text: str, error: NoAudio, row: Chunk, fix: str | None = None) -> Iterator[Chunk]:
+    def add_missing(
+        self,
+        line: int,
+        text: str,
+        error: NoAudio,
+        row: Chunk,
+        fix: str | None = None,
+    ) -> Iterator[Chunk]:
         """Report a recording without audio; yield it anyway if only git-annex has to fetch it."""
         is_planned = self.miss(row.source_path, error, has_end=False)
         if self.needs_audio or not is_planned:
@@ -177,13 +192,22 @@ def survey(
 
     Repeated identities are known only at the end: then ``survey_again`` leaves such rows out.
     """
-    walk = Surveyor(WHOLE, mistakes, sources.cutting, Remarks(), sources.read_header, needs_audio=needs_audio)
+    walk = Surveyor(
+        WHOLE,
+        mistakes,
+        sources.cutting,
+        Remarks(),
+        sources.read_header,
+        needs_audio=needs_audio,
+    )
     walk.suspected = suspected
     walk.several_sources = len(sources.parts) > 1
     walk.left_out = sources.left_out
 
     def plan(part: AudioSource) -> Iterator[PlannedRow]:
-        return _rows_of(part, walk) if isinstance(part, Manifest) else _files_of(part, walk)
+        if isinstance(part, Manifest):
+            return _rows_of(part, walk)
+        return _files_of(part, walk)
 
     return sources.read_parts(walk, plan), walk
 
@@ -256,7 +280,12 @@ class _ManifestPlan:
         if look is None:
             self.walk.size.add(None)
 
-    def _with_audio(self, planned: PlannedRow, row: ManifestRow, look: Look | None) -> PlannedRow:
+    def _with_audio(
+        self,
+        planned: PlannedRow,
+        row: ManifestRow,
+        look: Look | None,
+    ) -> PlannedRow:
         """Add what the row's file says; raise NoAudio."""
         audio_path, fingerprint, end_ms, is_cut = self.files.resolve(
             row.source_path, row.first, look, row.times, known_cut=row.cut == "yes"
