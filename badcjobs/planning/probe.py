@@ -335,7 +335,8 @@ class ModelSearch:
         end = f"{self.key.gpu}: {run.step.length_s:g} s: {outcome.outcome}, {memory(outcome.peak_bytes)} at most"
         log.info("%s, %s real time", end, speed(outcome.times_real_time))
         if self._guess is None and is_too_short(outcome, self.lanes(run.step), self._trial_s):
-            self._guess = outcome.times_real_time or _FASTER_THAN_ANYTHING  # it is repeated with more chunks
+            self._guess = outcome.times_real_time or _FASTER_THAN_ANYTHING
+            log.info("%s: too short to count: repeated with more chunks", self.key.gpu)
             return
         self.trials.append(outcome)
         self._at = datetime.fromtimestamp(run.bench.clock.now_ms() / 1000, timezone.utc).strftime("%FT%TZ")

@@ -96,7 +96,7 @@ def _check_gpu_hours(facts: PreflightFacts) -> Iterator[Remark]:
     tasks = job.request.tasks or 1
     hours = job.request.time_s / 3600
     total = tasks * gpus * hours
-    text = f"{count(tasks, 'task')} × {count(gpus, 'GPU')} × {hours:,.4g} h = {number(total)} GPU-hours"
+    text = f"{count(tasks, 'task')} × {count(gpus, 'GPU')} × {hours:,.4g} h = {number(total, 0)} GPU-hours"
     cap = job.site.gpu_hours
     if not cap:
         yield fine("GPU-hours", f"{text}; no cap is known")
