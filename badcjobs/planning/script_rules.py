@@ -15,7 +15,7 @@ _GOOD_LEAD_S = 180
 _PUBLISHING_S = 5  # after the grace: the last publication
 
 
-def _check_script(facts: PreflightFacts) -> Iterator[Remark]:
+def check_script(facts: PreflightFacts) -> Iterator[Remark]:
     """Name the lines that sbatch or badcjobs would refuse, or not read, and check the others."""
     job = facts.job
     script = job.script
@@ -170,4 +170,4 @@ def _check_modules(facts: PreflightFacts) -> Iterator[Remark]:
     yield Remark(severity, "modules", text, f"module avail {missing[0].partition('/')[0]}")
 
 
-RULES = (_check_script, _check_grace, _check_modules)
+RULES = (check_script, _check_grace, _check_modules)
