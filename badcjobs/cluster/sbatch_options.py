@@ -257,7 +257,6 @@ class Asked:
     no_time_limit: bool = False  # --time=unlimited; otherwise a time_s of None means not specified
     exclusive: bool = False  # complete nodes
     account: str | None = None
-    merge_account: str | None = None  # of submit's merge job; None: the same
 
 
 def try_parse(mistakes: Mistakes, read: Callable[..., T], *arguments: Any) -> T | None:

@@ -16,8 +16,8 @@ from typing import NamedTuple
 from badcjobs.errors import BadcjobsError
 from badcjobs.model import LEAST_CPUS, USUAL_WORKERS, advised_gb, guess_worker_bytes, guessed_gb
 from badcjobs.planning.plan_speed import Measured, Speed, at_length, find_speed, read_off
+from badcjobs.planning.plan_survey import Lengths
 from badcjobs.planning.plan_tasks import PlanWish
-from badcjobs.planning.preflight_facts import SourceFacts
 from badcjobs.planning.site import Site
 from badcjobs.settings import PlanSettings, RunSettings, SubmitSettings
 from badcjobs.words import count, memory
@@ -59,7 +59,12 @@ class Choice(NamedTuple):
     fits: bool  # into a node, a device, and into what was asked for
 
 
-def choose(speed: Speed, wish: PlanWish, site: Site, cuts: Sequence[Cut]) -> tuple[Choice, Choice, list[Choice]]:
+def choose(
+    speed: Speed,
+    wish: PlanWish,
+    site: Site,
+    cuts: Sequence[Cut],
+) -> tuple[Choice, Choice, list[Choice]]:
     """Return what to request, what is fastest, and all choices, the cheapest first.
 
     All are the same, whatever is preferred. The fastest has one worker per core, unless fewer were faster. If nothing
@@ -69,7 +74,11 @@ def choose(speed: Speed, wish: PlanWish, site: Site, cuts: Sequence[Cut]) -> tup
     numbers_of_gpus = [gpus]
     if site.billing and wish.gpus_per_task is None:
         numbers_of_gpus += [fewer for fewer in (1, 2, 4) if fewer < gpus]
-    ways = product(sorted(numbers_of_gpus), _numbers_of_workers(speed, wish, site, cuts), cuts)
+    ways = product(
+        sorted(numbers_of_gpus),
+        _numbers_of_workers(speed, wish, site, cuts),
+        cuts,
+    )
     choices = [_make_choice(speed, wish, site, *way) for way in ways]
     choices.sort(key=lambda choice: (_cost_of(choice), choice.mem_gb))
 
@@ -90,7 +99,12 @@ def choose(speed: Speed, wish: PlanWish, site: Site, cuts: Sequence[Cut]) -> tup
     return fastest if wish.prefer == FASTEST else cheapest, fastest, fitting
 
 
-def _numbers_of_workers(speed: Speed, wish: PlanWish, site: Site, cuts: Sequence[Cut]) -> list[int]:
+def _numbers_of_workers(
+    speed: Speed,
+    wish: PlanWish,
+    site: Site,
+    cuts: Sequence[Cut],
+) -> list[int]:
     """Return how many workers per GPU to compare; without a cost there is nothing to compare."""
     if wish.workers is not None:
         return [wish.workers]
@@ -119,7 +133,9 @@ def _rounded(value: float) -> float:
 def _cost_of(choice: Choice) -> float:
     """Return the billed units or, without weights, GPU time; an estimate counts as a bit more."""
     cost = choice.units_per_1000_audio_hours or 1 / choice.rate
-    return _rounded(cost if choice.measured else cost * _ESTIMATED)
+    if not choice.measured:
+        cost *= _ESTIMATED
+    return _rounded(cost)
 
 
 def usual_request(
@@ -129,7 +145,7 @@ def usual_request(
     site: Site,
     environ: Mapping[str, str],
     cwd: Path,
-    source: SourceFacts | None = None,
+    lengths: Lengths | None = None,
 ) -> Choice:
     """Return what a job requests that was not planned; its speed is 1 if none is known here."""
     submit = replace(submit, gpus_per_task=submit.gpus_per_task or 1)
@@ -138,20 +154,19 @@ def usual_request(
         speed = find_speed(None, None, settings, environ, cwd)
     except BadcjobsError:
         speed = Speed(1.0, "")
-    source = source or SourceFacts(0, 0.0, 0)
-    chunk_s = source.mean_s or settings.chunk_length_s
-
-    def held_s(workers: int) -> float:
-        return source.lengths.held_s(workers) if source.lengths else source.longest_s or 0.0
-
-    cut = Cut(chunk_s, chunk_s, held_s, 1.0, lambda rate, gpus: 0.0)
-    request, *_ = choose(at_length(speed, source.mean_s or 0.0), wish, site, [cut])
+    lengths = lengths or Lengths()
+    mean_s = lengths.mean_ms / 1000
+    chunk_s = mean_s or settings.chunk_length_s
+    cut = Cut(chunk_s, chunk_s, lengths.held_s, 1.0, lambda rate, gpus: 0.0)
+    request, *_ = choose(at_length(speed, mean_s), wish, site, [cut])
     return request
 
 
 def billed_start_up_s(speed: Speed) -> float:
     """Return the start-up of a task that its cost includes."""
-    return _USUAL_START_UP_S if speed.start_up_s is None else speed.start_up_s
+    if speed.start_up_s is None:
+        return _USUAL_START_UP_S
+    return speed.start_up_s
 
 
 def list_lengths(speed: Speed) -> list[float]:
@@ -167,7 +182,14 @@ def list_lengths(speed: Speed) -> list[float]:
 # --- one choice -------------------------------------------------------------------------------------------------------
 
 
-def _make_choice(speed: Speed, wish: PlanWish, site: Site, gpus: int, workers: int, cut: Cut) -> Choice:
+def _make_choice(
+    speed: Speed,
+    wish: PlanWish,
+    site: Site,
+    gpus: int,
+    workers: int,
+    cut: Cut,
+) -> Choice:
     """Return what a task with so many GPUs and workers on each requests and costs."""
     cpus, mem_gb, mem_why, fits = _size_request(speed, wish, site, gpus, workers, cut)
     rate = speed.audio_hours_per_gpu_hour
@@ -232,7 +254,12 @@ def rate_of(points: Sequence[Measured], workers: int, chunk_s: float | None) -> 
     return rates[max(rates)]
 
 
-def memory_of(speed: Speed, in_all: int, workers: int, chunk_s: float | None) -> tuple[int, str]:
+def memory_of(
+    speed: Speed,
+    in_all: int,
+    workers: int,
+    chunk_s: float | None,
+) -> tuple[int, str]:
     """Return the memory to request for all workers of a task, so many per GPU, and why; None: of unknown length."""
     for_each = f"for each of {count(in_all, 'worker')}"
     points = [point for point in speed.points if point.memory_bytes and (chunk_s or not point.chunk_s)]
@@ -256,7 +283,11 @@ def memory_of(speed: Speed, in_all: int, workers: int, chunk_s: float | None) ->
     return advised_gb(in_all * each_bytes), f"{memory(each_bytes)} {for_each} ({why}), 15 % more and 0.5 GiB"
 
 
-def _power_of(points: Sequence[Measured], workers: int, chunk_s: float | None) -> float | None:
+def _power_of(
+    points: Sequence[Measured],
+    workers: int,
+    chunk_s: float | None,
+) -> float | None:
     """Return the mean power of a GPU: what it draws without work, and the rest in proportion to the speed."""
     measured = [point for point in points if point.power_w is not None]
     if not measured:

@@ -19,12 +19,11 @@ from badcjobs.cluster.job_script import BatchScript, Call, ParsedWords, Parser, 
 from badcjobs.cluster.sbatch_options import Asked, parse_array
 from badcjobs.devices import allocation
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, SlowStart
-from badcjobs.model import ArrayShape, default_cpus, default_mem
+from badcjobs.model import ArrayShape, not_none
 from badcjobs.paths import RunFolder, shell_line, user_cache
-from badcjobs.planning import preflight_facts
+from badcjobs.planning import place_rules, preflight_facts, request_rules, script_rules
 from badcjobs.planning.bill import FASTEST, usual_request
 from badcjobs.planning.findings import Remark, fine, not_checked, problem, warning, worst_first
-from badcjobs.planning.place_rules import check_all_places
 from badcjobs.planning.preflight_facts import (
     FolderFacts,
     Job,
@@ -34,15 +33,19 @@ from badcjobs.planning.preflight_facts import (
     SourceFacts,
     check_source,
 )
-from badcjobs.planning.request_rules import check_request
-from badcjobs.planning.script_rules import check_script
 from badcjobs.planning.site import Site, find_site
 from badcjobs.processes import Launcher
 from badcjobs.project import Project
 from badcjobs.report.rules import PROBLEM, WARNING
 from badcjobs.run_toml import FrozenRun, real_places
 from badcjobs.seams import Clock
-from badcjobs.settings import SETTINGS, RunSettings, SubmitSettings, absolute, check_values, contradictions, nearest
+from badcjobs.settings import (
+    SETTINGS,
+    RunSettings,
+    SubmitSettings,
+    absolute,
+    refuse,
+)
 from badcjobs.store.submission_record import find_cut_short
 from badcjobs.trust import Trust
 from badcjobs.workers.engines import choose_engine, traits_of
@@ -88,15 +91,13 @@ class Checked:
     @property
     def exit_code(self) -> int:
         """1 if there is a problem, as for a job with failed chunks; warnings do not count."""
-        return ExitCode.CHUNKS_FAILED if self.count(PROBLEM) else ExitCode.DONE
+        if self.count(PROBLEM):
+            return ExitCode.CHUNKS_FAILED
+        return ExitCode.DONE
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON document of ``badcjobs check --json``, the worst findings first."""
         ranked = worst_first(self.findings)
-        source = None
-        if self.source is not None:
-            source = asdict(replace(self.source, lengths=None))
-            del source["lengths"]
         return {
             "verdict": "not ready" if self.count(PROBLEM) else "ready",
             "not_checked": not_checked(ranked),
@@ -104,7 +105,7 @@ class Checked:
             "warnings": self.count(WARNING),
             "site": self.site,
             "asked": asdict(self.asked),
-            "source": source,
+            "source": self.source and self.source.document,
             "findings": [finding.to_dict() for finding in ranked],
         }
 
@@ -119,7 +120,7 @@ def check(order: CheckOrder) -> Checked:
         settings, about_settings = _read_settings(script, order)
     source, about_source = _look_at_source(settings, script, order)
     job = Job(request, site, settings, script, source)
-    about_run = _check_run_folder(job, order.cwd)
+    about_run = list(_check_run_folder(job, order.cwd))
     job = replace(job, has_begun=any(remark.subject == "run.toml" for remark in about_run))
 
     findings = [*about_source, *about_run, *check_facts(_collect_facts(job, order)), *about_settings]
@@ -130,7 +131,8 @@ def check(order: CheckOrder) -> Checked:
 
 def check_facts(facts: PreflightFacts) -> list[Remark]:
     """Apply all rules."""
-    return [*check_all_places(facts), *check_request(facts), *check_script(facts)]
+    rules = (*place_rules.RULES, *request_rules.RULES, *script_rules.RULES)
+    return [remark for rule in rules for remark in rule(facts)]
 
 
 # --- what the job asks for --------------------------------------------------------------------------------------------
@@ -138,39 +140,25 @@ def check_facts(facts: PreflightFacts) -> list[Remark]:
 
 def _read_request(order: CheckOrder) -> tuple[BatchScript | None, Asked]:
     """Return the script, if there is one, and what the job asks of Slurm; options of submit win over the script."""
-    mistakes: list[str] = []
-    submit_words = sbatch_options.submit_words(_with_usual_request(order))
+    submit = order.submit
+    if order.script is None and order.settings.source:  # what submit asks for by itself
+        gpus = 1 if submit.gpus_per_task is None else submit.gpus_per_task
+        submit = replace(submit, gpus_per_task=gpus, time=submit.time or "12:00:00")
+    submit_words = sbatch_options.submit_words(submit)
+    account = allocation.sbatch_options(order.environ).get("account")
     options = {}
-    of_environment = allocation.sbatch_options(order.environ)
-    if "account" in of_environment:
-        options["account"] = of_environment["account"]
+    if account is not None:
+        options["account"] = account
     options |= sbatch_options.read_options(submit_words)
+    mistakes: list[str] = []
     request = sbatch_options.read_asked(options, sbatch_options.read_values(options, mistakes), mistakes)
-    if mistakes:
-        raise BadInput("\n".join(mistakes), fix="badcjobs check … --time 12:00:00 --mem 16G")
+    refuse(mistakes, "badcjobs check … --time 12:00:00 --mem 16G")
     if order.script is not None:
         script = _open_script(order.script, submit_words, order)
         return script, script.asked
-
-    no_gpus_needed = order.submit.gpus_per_task is None or order.settings.cpu_workers
-    if request.gpus_per_task == 0 and no_gpus_needed:
+    if request.gpus_per_task == 0 and order.settings.cpu_workers:
         request = replace(request, gpus_per_task=None)
-    return None, replace(request, merge_account=order.submit.merge_account)
-
-
-def _with_usual_request(order: CheckOrder) -> SubmitSettings:
-    """Return the options with what submit asks for by itself."""
-    submit = order.submit
-    if order.script is not None or not order.settings.source:
-        return submit
-    gpus = 1 if submit.gpus_per_task is None else submit.gpus_per_task
-    return replace(
-        submit,
-        gpus_per_task=gpus,
-        cpus=submit.cpus or default_cpus(gpus),
-        mem=submit.mem or default_mem(gpus),
-        time=submit.time or "12:00:00",
-    )
+    return None, request
 
 
 def _open_script(name: str, words: Sequence[str], order: CheckOrder) -> BatchScript:
@@ -204,25 +192,29 @@ def _read_settings(script: BatchScript, order: CheckOrder) -> tuple[RunSettings,
     if start is None:
         return order.settings, []
     project, findings = _read_project(start, order)
+    flags = {key: value for key, value in start.values.items() if key in SETTINGS["run"] and value is not None}
+    for key, value in flags.items():
+        parse = _NUMBERS.get(SETTINGS["run"][key].kind, type(value))
+        with suppress(ValueError):  # a wrong value stays as it is, and is refused below
+            flags[key] = parse(value)
+    if start.sources != ():
+        flags["source"] = start.sources or ("?",)
     mistakes: list[str] = []
-    values = {**project.values.get("run", {}), **_parse_values(start, mistakes)}
+    settings = project.make(RunSettings, flags, "run", mistakes)
 
     place = f"{script.name} line {start.line}"
     if None not in start.values.values() and not start.hidden and not script.wrong_calls:
-        sources = ["?"] if start.sources is None else start.sources or values.get("source", ())
-        mistakes += contradictions({**values, "source": sources})
-        if not values.get("out"):
+        if not settings.out:
             text = f"{place} has no --out, which badcjobs run needs"
             findings.append(problem("out", text, f"{start.text} --out results"))
-    if mistakes and not script.wrong_calls:  # which may have been read wrongly
-        findings.append(_wrong_settings(mistakes, start, place))
-
-    values.setdefault("engine", "command" if values.get("command") else "hawkears")
-    values["source"] = order.settings.source or _sources_here(start, order.cwd) or tuple(values.get("source", ()))
-    out = order.settings.out or values.get("out")
-    values["out"] = Path(out) if out else None
-    by_name = {SETTINGS["run"][key].name: value for key, value in values.items()}
-    return RunSettings(**by_name, patterns=project.patterns, places=project.places), findings
+        if mistakes:
+            findings.append(problem("settings", f"{place}: {'; '.join(mistakes)}", "badcjobs run --help"))
+    source = order.settings.source or _sources_here(start, order.cwd) or project.get("run", "source") or ()
+    return replace(
+        settings,
+        source=tuple(source),
+        out=order.settings.out or settings.out,
+    ), findings
 
 
 def _read_project(start: Call, order: CheckOrder) -> tuple[Project, list[Remark]]:
@@ -231,22 +223,8 @@ def _read_project(start: Call, order: CheckOrder) -> tuple[Project, list[Remark]
         trust = order.trust and replace(order.trust, without=f"{start.text} --config ''")
         return Project.read(start.values.get("config") or (), order.cwd, trust, ("run",)), []
     except BadInput as error:
-        text = f"{error.what}: {error.why}" if error.why else error.what
+        text = ": ".join(filter(None, (error.what, error.why)))
         return Project(), [problem("config", text, error.fix or "badcjobs guide settings")]
-
-
-def _parse_values(start: Call, mistakes: list[str]) -> dict[str, Any]:
-    """Return the settings that a call gives, in their types; add wrong ones to ``mistakes``."""
-    values: dict[str, Any] = {}
-    for key, value in start.values.items():
-        if key not in SETTINGS["run"] or value is None:
-            continue
-        values[key] = value
-        parse = _NUMBERS.get(SETTINGS["run"][key].kind)
-        if parse is not None:
-            with suppress(ValueError):  # a wrong value stays as it is, and is refused below
-                values[key] = parse(value)
-    return check_values("run", values, lambda key: SETTINGS["run"][key].option, mistakes)
 
 
 def _sources_here(start: Call, cwd: Path) -> tuple[str, ...]:
@@ -257,16 +235,6 @@ def _sources_here(start: Call, cwd: Path) -> tuple[str, ...]:
     return sources
 
 
-def _wrong_settings(mistakes: Sequence[str], start: Call, place: str) -> Remark:
-    """Return one problem about all mistakes; if the engine is misspelled, with the line to write instead."""
-    fix = "badcjobs run --help"
-    engine = start.values.get("engine")
-    engines = SETTINGS["run"]["engine"].among
-    if engine is not None and engine not in engines:
-        fix = start.text.replace(engine, nearest(engine, engines) or engines[0])
-    return problem("settings", f"{place}: {'; '.join(mistakes)}", fix)
-
-
 # --- the source and the run folder ------------------------------------------------------------------------------------
 
 
@@ -274,55 +242,46 @@ def _look_at_source(
     settings: RunSettings, script: BatchScript | None, order: CheckOrder
 ) -> tuple[SourceFacts | None, list[Remark]]:
     """Read the source, or say why it is not read."""
-    source = None
-    findings: list[Remark] = []
-    if settings.source:
-        source, findings = check_source(settings, order.cwd, quick=order.quick, progress=order.progress)
-    if script is None:
-        return source, findings
-
-    line = f"badcjobs check {shell_line(Path(script.name))} SOURCE"
-    if script.unset:
+    start = None if script is None else script.start
+    line = f"badcjobs check {shell_line(order.script or '')} SOURCE"
+    if script is not None and script.unset:
         text = f"{' and '.join(script.unset)} must have a value: every task would stop at once"
-        return source, [problem("script", text, f"{line} --out DIR   (or write them into the script)")]
-    start = script.start
-    if not settings.source and start is not None and start.sources != ():
-        why = "is inside an image" if start.sources else "cannot be read from here"
-        text = f"not checked: the source in line {start.line} {why}; try: {line}"
-        findings = [fine("source", text, checked=False)]
-    return source, findings
+        return None, [problem("script", text, f"{line} --out DIR   (or write them into the script)")]
+    if settings.source:
+        return check_source(settings, order.cwd, quick=order.quick, progress=order.progress)
+    if start is None or start.sources == ():
+        return None, []
+    why = "is inside an image" if start.sources else "cannot be read from here"
+    text = f"not checked: the source in line {start.line} {why}; try: {line}"
+    return None, [fine("source", text, checked=False)]
 
 
-def _check_run_folder(job: Job, cwd: Path) -> list[Remark]:
+def _check_run_folder(job: Job, cwd: Path) -> Iterator[Remark]:
     """Compare with what the first task of an earlier run in the same folder has frozen."""
     if job.settings.out is None:
-        return []
+        return
     folder = cwd / job.settings.out
-    findings = []
     cut_short = find_cut_short(folder)
     if cut_short is not None:
-        findings.append(warning("submit", cut_short.what, cut_short.command))  # two arrays would do the same chunks
+        yield warning("submit", cut_short.what, cut_short.command)  # two arrays would do the same chunks
     try:
         frozen = FrozenRun.read(RunFolder(folder).run_toml)
     except BadcjobsError as error:
-        return [*findings, problem("run.toml", f"{error.what}: {error.why}", error.fix or _NEW)]
-    if frozen is not None:
-        findings.append(_compare_with_run(frozen, folder, job, cwd))
-    return findings
-
-
-def _compare_with_run(frozen: FrozenRun, folder: Path, job: Job, cwd: Path) -> Remark:
-    """Say whether a job continues the run in its folder, or would be refused there."""
+        yield problem("run.toml", f"{error.what}: {error.why}", error.fix or _NEW)
+        return
+    if frozen is None:
+        return
     sources = tuple(absolute(cwd, source) for source in job.settings.source)
-    if sources and real_places(frozen.settings.get("source")) != real_places(sources):
-        before = " ".join(map(str, frozen.settings.get("source", ())))
-        return problem("run.toml", f"{folder} holds a run of another source ({before})", _NEW)
-    if frozen.array is not None and _is_beyond(frozen.array, job.request):
+    before = frozen.settings.get("source") or ()
+    if sources and real_places(before) != real_places(sources):
+        yield problem("run.toml", f"{folder} holds a run of another source ({' '.join(before)})", _NEW)
+    elif frozen.array is not None and _is_beyond(frozen.array, job.request):
         text = f"{folder} holds a run of the array {frozen.array}; other indices are refused"
-        return problem("run.toml", text, job.ask("array", frozen.array, f"or {_NEW}"))
-    if frozen.filelist_sha256 and not job.settings.filelist:
-        return problem("run.toml", f"{folder} holds a run with a list", f"--filelist FILE   (or {_NEW})")
-    return fine("run.toml", f"{folder} holds a run already: finished chunks are not repeated")
+        yield problem("run.toml", text, job.ask("array", frozen.array, f"or {_NEW}"))
+    elif frozen.filelist_sha256 and not job.settings.filelist:
+        yield problem("run.toml", f"{folder} holds a run with a list", f"--filelist FILE   (or {_NEW})")
+    else:
+        yield fine("run.toml", f"{folder} holds a run already: finished chunks are not repeated")
 
 
 def _is_beyond(array: ArrayShape, asked: Asked) -> bool:
@@ -337,72 +296,58 @@ def _is_beyond(array: ArrayShape, asked: Asked) -> bool:
 
 def _collect_facts(job: Job, order: CheckOrder) -> PreflightFacts:
     """Look up what the rules need."""
-    settings = job.settings
-    emulated = job.script is None and order.submit.cluster == "local"
-    slurm = None if emulated else preflight_facts.query_slurm(order.environ)
+    script = job.script
+    environ = order.environ
+    slurm = None
+    if script is not None or order.submit.cluster == "slurm":  # else it is emulated
+        slurm = preflight_facts.query_slurm(environ)
     trial = None
-    if slurm is not None and slurm.trouble is None:
-        trial = _try_script(job.script, order)
-    modules = _modules_of(job)
+    answers = slurm is not None and slurm.trouble is None
+    if answers and script is not None and not script.mistakes and not sbatch_options.submit_words(order.submit):
+        trial = preflight_facts.query_sbatch(order.cwd / script.name, environ, order.cwd)
+    modules = job.site.modules
+    if script is not None and script.modules:
+        modules = script.modules
+    elif job.start is not None and job.start.contained:  # an image has its own programs
+        modules = ()
     return PreflightFacts(
         job=job,
         places=_look_at_places(job, order),
         needs=_estimate_needs(job, order),
         slurm=slurm,
         trial=trial,
-        modules=preflight_facts.load_modules(modules, order.environ) if modules else None,
-        gpus=preflight_facts.look_at_gpus(order.environ, order.clock, settings.stand_in(order.cwd)),
+        modules=preflight_facts.load_modules(modules, environ) if modules else None,
+        gpus=preflight_facts.look_at_gpus(environ, order.clock, job.settings.stand_in(order.cwd)),
     )
 
 
 def _look_at_places(job: Job, order: CheckOrder) -> Places:
-    def folder(path: str | Path, *, write: bool = False) -> FolderFacts:
+    def folder(path: str | Path | None, *, write: bool = False) -> FolderFacts | None:
+        if path is None:
+            return None
         return preflight_facts.look_at_folder(order.cwd / path, order.clock, write=write)
 
-    out = job.settings.out
-    temporary = order.environ.get("TMPDIR")
+    cache = user_cache(order.environ)
+    if any("XDG_CACHE_HOME" in line for line in order.submit.setup):  # the jobs have another one
+        cache = None
     return Places(
-        out=None if out is None else folder(out, write=True),
+        out=folder(job.settings.out, write=True),
         submit=folder(""),
-        log_folders=tuple(folder(path) for path in _log_folders(job.script)),
-        temporary=folder(temporary) if temporary else None,
-        home=os.path.realpath(order.environ.get("HOME") or "/nonexistent"),
-        cache=_cache_folder(order),
+        log_folders=not_none(folder(path) for path in _log_folders(job.script)),
+        temporary=folder(order.environ.get("TMPDIR") or None),
+        home=preflight_facts.home_folder(order.environ),
+        cache=os.path.realpath(cache) if cache else None,
     )
 
 
-def _try_script(script: BatchScript | None, order: CheckOrder) -> tuple[str, ...] | None:
-    """Let sbatch test the script, unless it has mistakes or options of submit change it."""
-    if script is None or script.mistakes or sbatch_options.submit_words(order.submit):
-        return None
-    return preflight_facts.query_sbatch(order.cwd / script.name, order.environ, order.cwd)
-
-
-def _modules_of(job: Job) -> tuple[str, ...]:
-    """Return the modules that the job loads; a container has its own programs."""
-    if job.script is not None and job.script.modules:
-        return job.script.modules
-    if job.start is not None and job.start.contained:
-        return ()
-    return job.site.modules
-
-
-def _log_folders(script: BatchScript | None) -> list[Path]:
-    """Return the folders that a script names for Slurm's logs; absolute paths may differ on other machines."""
+def _log_folders(script: BatchScript | None) -> Iterator[str]:
+    """Yield the folders that a script names for Slurm's logs; absolute paths may differ on other machines."""
     if script is None:
-        return []
-    names = [posixpath.dirname(script.options.get(log, "")) for log in ("output", "error")]
-    names = [name for name in names if name and "%" not in name]
-    start = Path(script.options.get("chdir", ""))
-    return [start / name for name in dict.fromkeys(names) if not posixpath.isabs(name)]
-
-
-def _cache_folder(order: CheckOrder) -> str | None:
-    """Return our folder in the user's cache; None: the jobs have another one."""
-    cache = user_cache(order.environ)
-    if cache is None or any("XDG_CACHE_HOME" in line for line in order.submit.setup):
-        return None
-    return os.path.realpath(cache)
+        return
+    for log in ("output", "error"):
+        name = posixpath.dirname(script.options.get(log, ""))
+        if name and "%" not in name and not posixpath.isabs(name):
+            yield posixpath.join(script.options.get("chdir", ""), name)
 
 
 def _estimate_needs(job: Job, order: CheckOrder) -> Needs:
@@ -414,15 +359,30 @@ def _estimate_needs(job: Job, order: CheckOrder) -> Needs:
     # As submit and templates request it, which do not look at the source.
     usual = SubmitSettings(gpus_per_task=gpus, cpus=request.cpus_per_node)
     prefer = FASTEST if request.cpus_per_node else order.prefer
-    needed_gb = usual_request(usual, prefer, settings, job.site, order.environ, order.cwd).mem_gb
+    needed_gb = usual_request(
+        usual,
+        prefer,
+        settings,
+        job.site,
+        order.environ,
+        order.cwd,
+    ).mem_gb
     declares_memory = traits_of(settings.engine).memory_per_worker is not None
-    length_known = job.source is not None and job.source.longest_s is not None
-    workers_known = settings.workers_wanted or (declares_memory and length_known)
+    lengths = None if job.source is None else job.source.lengths
+    workers_known = settings.workers_wanted or (declares_memory and lengths)
     if not workers_known or not request.gpus_per_task:
         return Needs(needed_gb)
-    one_per_gpu = replace(settings, workers_per_gpu=str(settings.workers_wanted or 1))
+    settings = replace(settings, workers_per_gpu=str(settings.workers_wanted or 1))
     submit = SubmitSettings(gpus_per_task=gpus)
-    least = usual_request(submit, FASTEST, one_per_gpu, Site(""), order.environ, order.cwd, job.source)
+    least = usual_request(
+        submit,
+        FASTEST,
+        settings,
+        Site(""),
+        order.environ,
+        order.cwd,
+        lengths,
+    )
     workers = least.gpus * least.workers
     if not declares_memory:
         return Needs(needed_gb, workers)
@@ -450,7 +410,7 @@ def _check_engine(job: Job, order: CheckOrder) -> Iterator[Remark]:
             cwd=order.cwd,
             allow_cpu=True,
             start_s=_ENGINE_START_S,
-            places=job.source is not None and job.source.places is not None,
+            places=job.source is not None and job.source.has_places,
         )
         engine.check()
         yield fine("engine", f"{settings.engine} can be started here")

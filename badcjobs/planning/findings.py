@@ -77,7 +77,12 @@ def worst_first(remarks: Iterable[Remark]) -> list[Remark]:
 def folded(label: str, text: str, indent: int, width: int = WIDTH) -> list[str]:
     """Return a label and a text beside it, wrapped to the width."""
     room = width - indent
-    first, *more = textwrap.wrap(plain(text), room, break_long_words=False, break_on_hyphens=False) or [""]
+    first, *more = textwrap.wrap(
+        plain(text),
+        room,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [""]
     return [f"{f'  {label}':<{indent - 1}} {first}", *(" " * indent + line for line in more)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,7 +18,7 @@ from badcjobs.planning.site import Site
 from badcjobs.planning.source_rules import check_survey, to_facts
 from badcjobs.report.rules import NOTE
 from badcjobs.sources.mistakes import SHOWN, with_more
-from badcjobs.words import clock, count, data_size, number, round_up
+from badcjobs.words import clock, count, number, round_up
 
 PLAN_VERSION = 1
 FILES_PER_TASK = 12  # at most ten by contract, Slurm's log, and the manifest with its rows
@@ -85,13 +86,17 @@ class CampaignPlan:
     @property
     def running_s(self) -> float | None:
         """How long all waves take, without any waiting in the queue; None: not known."""
-        return None if self.gpus is None else sum(wave.running_s for wave in self.waves)
+        if self.gpus is None:
+            return None
+        return sum(wave.running_s for wave in self.waves)
 
     @property
     def parallel(self) -> int | None:
         """How many tasks run at a time; None: as many as there are."""
         tasks = self.wish.parallel
-        return tasks if tasks and tasks < self.waves[0].tasks else None
+        if tasks and tasks < self.waves[0].tasks:
+            return tasks
+        return None
 
     @property
     def files(self) -> int:
@@ -111,7 +116,13 @@ def cut_of(
         tasks, *_ = plan_tasks.count_tasks(lengths, rate, gpus, margin, wish, site)
         return tasks * billed_start_up_s(speed) * 1000 / recorded_ms
 
-    return Cut(chunk_s or mean_s, mean_s, lengths.held_s, lengths.total_ms / recorded_ms, start_up)
+    return Cut(
+        chunk_s or mean_s,
+        mean_s,
+        lengths.held_s,
+        lengths.total_ms / recorded_ms,
+        start_up,
+    )
 
 
 def make_plan(
@@ -150,7 +161,10 @@ def make_plan(
         gpus=gpus,
         gpus_why=gpus_why,
     )
-    return replace(plan, remarks=tuple(_check_plan(plan)))
+    remarks = list(check_survey(survey, NOTE))
+    for rule in (_check_workers, _check_long_chunks, _check_files, _check_unsafe_chunks, _check_speed):
+        remarks += rule(plan)
+    return replace(plan, remarks=tuple(remarks))
 
 
 def _with_workers(speed: Speed, choice: Choice) -> Speed:
@@ -170,46 +184,41 @@ def _nothing_to_plan(survey: Survey) -> BadInput:
     mistakes = survey.mistakes
     names = [name for faulty in survey.walk.remarks.faults.values() for name in faulty]
     names += [*survey.unknown_names, *mistakes.examples(SHOWN)[0]]
+    what = f"there is nothing to plan: {mistakes.words} cannot be used, and there are no others"
     if lengths.unknown:
-        what = f"the length of the audio is not known: {count(lengths.unknown, 'file')} without a length in the header"
-        if survey.walk.size.not_here_unknown:
-            what += ", or not fetched by git-annex; with one of them here, the others are estimated by their size"
+        what = f"the length of the audio is not known: {count(lengths.unknown, 'file')} without a length in the header,"
+        what += " or not fetched by git-annex"
     elif lengths.rows:
         what = f"there is no audio in the source, which has {count(lengths.rows, 'chunk')}"
-    else:
-        what = f"there is nothing to plan: {mistakes.words} cannot be used, and there are no others"
     fix = survey.walk.size.not_here_fix or mistakes.fix or "badcjobs check SOURCE"
-    return BadInput(what, why="\n".join(with_more(names[:SHOWN], len(names))) or None, fix=fix)
+    return BadInput(
+        what,
+        why="\n".join(with_more(names[:SHOWN], len(names))) or None,
+        fix=fix,
+    )
 
 
 # --- remarks about the tasks ------------------------------------------------------------------------------------------
-
-
-def _check_plan(plan: CampaignPlan) -> Iterator[Remark]:
-    """Return what is odd about the source, the tasks and the speed."""
-    yield from check_survey(plan.survey, NOTE)
-    yield from _check_workers(plan)
-    yield from _check_long_chunks(plan)
-    yield from _check_quotas(plan)
-    yield from _check_unsafe_chunks(plan)
-    yield from _check_speed(plan)
 
 
 def _check_workers(plan: CampaignPlan) -> Iterator[Remark]:
     choice = plan.choice
     held_s = plan.survey.lengths.held_s(choice.gpus * choice.workers)
     room = plan.speed.device_room(held_s)
-    most_workers = min(plan.site.cores_per_gpu or 0, room)
     if choice.workers > room:
         text = f"{choice.workers} per GPU, but its memory holds {room:,} by what was measured"
         yield problem("workers", text, f"-- --workers-per-gpu {room}")
     elif not choice.fits:
         request = f"{count(choice.cpus, 'core')} and {choice.mem_gb} GB"
         text = f"{choice.workers} per GPU may need more than {request}: {choice.mem_why}"
-        yield problem("workers", text, "-- --workers-per-gpu 1 --chunk-length 294   (or more under [submit])")
-    elif plan.wish.prefer != FASTEST and plan.speed.most_workers < most_workers:
-        text = f"{most_workers} per GPU were not measured: they may cost less; run one task with the request of the"
-        text += " fastest, and plan again --from it"
+        yield problem(
+            "workers",
+            text,
+            "-- --workers-per-gpu 1 --chunk-length 294   (or more under [submit])",
+        )
+    elif plan.wish.prefer != FASTEST and plan.speed.most_workers < min(plan.site.cores_per_gpu or 0, room):
+        text = "more of them were not measured: they may cost less; run one task with the request of the fastest, and"
+        text += " plan again --from it"
         yield note("workers", text, "badcjobs submit … --config plan.prefer=fastest")
 
 
@@ -225,7 +234,12 @@ def _check_long_chunks(plan: CampaignPlan) -> Iterator[Remark]:
     needed_s = round_up(plan.margin.time_s(survey.lengths.longest_ms / 1000 / plan.speed.audio_hours_per_gpu_hour))
     if needed_s <= 3600 * (plan.site.time_h or math.inf):
         fix += f", or --time {clock(needed_s)}"
-    yield problem("long chunks", f"{text} certain: they may never be done", fix, _longer_than(limit_s, survey))
+    yield problem(
+        "long chunks",
+        f"{text} certain: they may never be done",
+        fix,
+        _longer_than(limit_s, survey),
+    )
 
 
 def _cut_shorter(survey: Survey, at_most_s: float) -> str:
@@ -242,17 +256,12 @@ def _longer_than(limit_s: float, survey: Survey) -> tuple[str, ...]:
     return tuple(f"{name} ({_length(ms / 1000)})" for ms, name in survey.longest if ms > limit_s * 1000)
 
 
-def _check_quotas(plan: CampaignPlan) -> Iterator[Remark]:
+def _check_files(plan: CampaignPlan) -> Iterator[Remark]:
     site = plan.site
     if site.files and plan.files > site.files:
         text = f"{plan.files:,} files at most, but the quota of {site.name} is {site.files:,}"
         fix = "a longer --time, for fewer tasks; badcjobs merge --remove-merged after each wave"
         yield problem("files", text, fix)
-    quota_bytes = 1e12 * (site.space_tb or math.inf)
-    source_bytes = plan.survey.walk.size.total_bytes or 0
-    if source_bytes > quota_bytes:
-        text = f"the source ({data_size(source_bytes)}) is larger than the quota of {site.name}"
-        yield note("space", f"{text} ({data_size(quota_bytes)}); read it where it is, or copy and run it in parts")
 
 
 def _check_unsafe_chunks(plan: CampaignPlan) -> Iterator[Remark]:
@@ -266,11 +275,8 @@ def _check_unsafe_chunks(plan: CampaignPlan) -> Iterator[Remark]:
         return
     text = f"{many:,} of {lengths.rows:,} chunks are longer than the {safe_s:g} s that are safe on"
     text += f" {', '.join(plan.speed.devices)}: a run does them with one thread or in pieces, which may be slower"
-    # Even last chunks shall be safe; of very short ones only the others are.
-    longest_s = safe_s
-    if safe_s > 3 * _LAST_IS_LONGER_S:
-        longest_s -= _LAST_IS_LONGER_S
-    fix = _cut_shorter(plan.survey, min(plan.speed.best_s or longest_s, longest_s))
+    # Last chunks are longer than the others, and shall be safe, too.
+    fix = _cut_shorter(plan.survey, min(plan.speed.best_s or safe_s, max(safe_s / 2, safe_s - _LAST_IS_LONGER_S)))
     yield note("chunk length", text, fix, _longer_than(safe_s, plan.survey))
 
 
@@ -289,16 +295,15 @@ def _check_speed(plan: CampaignPlan) -> Iterator[Remark]:
     elif not speed.curve and not 1 / _OTHER_LENGTH <= ratio <= _OTHER_LENGTH:
         text = f"it was measured with chunks of {number(speed.chunk_s)} s on average, and those of this plan have"
         yield note("speed", f"{text} {number(chunk_s)} s: short ones are slower; {again}")
-    if len(speed.devices) > 1:
-        text = f"it is the mean of {', '.join(speed.devices)}; on one model alone it will differ"
-        yield note("speed", text)
     if speed.gpu_hours is not None and plan.work_gpu_hours > 1000 * speed.gpu_hours:
         text = f"{plan.work_gpu_hours:,.0f} GPU-hours are planned from {speed.gpu_hours:,.3g} measured; {again}"
         yield note("speed", text)
 
 
 def _length(seconds: float) -> str:
-    return f"{seconds / 3600:,.2f} hours" if seconds >= 3600 else f"{seconds:,.4g} s"
+    if seconds >= 3600:
+        return f"{seconds / 3600:,.2f} hours"
+    return f"{seconds:,.4g} s"
 
 
 # --- document ---------------------------------------------------------------------------------------------------------
@@ -322,30 +327,24 @@ def to_dict(plan: CampaignPlan) -> dict[str, Any]:
         "margin": asdict(plan.margin),
         "files": plan.files,
         "site": site,
-        "waves": [_wave_document(wave, plan) for wave in plan.waves],
+        "waves": [wave._asdict() for wave in plan.waves],
         "waves_why": plan.waves_why,
         "gpus_at_a_time": plan.gpus,
         "gpus_why": plan.gpus_why,
         "running_s": plan.running_s,
         "remarks": [remark.to_dict() for remark in plan.remarks],
     }
-    return {key: _rounded(value) for key, value in document.items()}
+    rounded: dict[str, Any] = json.loads(json.dumps(document), parse_float=lambda text: round(float(text), 6))
+    return rounded
 
 
 def _source_document(survey: Survey) -> dict[str, Any]:
-    lengths = survey.lengths
-    mistakes = survey.mistakes
     return {
-        "chunks": lengths.rows,
         "cut": survey.cut,
         "headers_read": survey.walk.measured,
-        "of_unknown_length": lengths.unknown,
         **to_facts(survey),
         "nothing_there": survey.nothing_there,
-        "left_out": mistakes.rows,
-        "left_out_folders": mistakes.folders,
-        "left_out_sources": len(mistakes.whole),
-        "longest_s": lengths.longest_ms / 1000,
+        "left_out": survey.mistakes.examples(SHOWN)[0],
         "sample_rates_hz": {str(hz): files for hz, files in sorted(survey.walk.rates_hz.items())},
     }
 
@@ -364,25 +363,3 @@ def _tasks_document(plan: CampaignPlan) -> dict[str, Any]:
         "rows_least": min(rows),
         "rows_most": max(rows),
     }
-
-
-def _wave_document(wave: plan_tasks.Wave, plan: CampaignPlan) -> dict[str, Any]:
-    return {
-        "number": wave.number,
-        "tasks": wave.tasks,
-        "rows": wave.rows,
-        "audio_hours": wave.audio_ms / _HOUR_MS,
-        "asked_gpu_hours": wave.tasks * plan.sizing.gpus * plan.sizing.time_s / 3600,
-        "running_s": plan.gpus and wave.running_s,
-    }
-
-
-def _rounded(value: Any) -> Any:
-    """Return a value of the document with at most six decimals."""
-    if isinstance(value, float):
-        return round(value, 6)
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_rounded(item) for item in value]
-    return value

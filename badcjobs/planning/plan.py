@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +26,7 @@ from typing import Any
 
 from badcjobs import paths as resources
 from badcjobs.clock import SystemClock
+from badcjobs.cluster.sbatch_options import Asked
 from badcjobs.cluster.templates import WrongValues, fill_template
 from badcjobs.errors import BadInput
 from badcjobs.masking import write_new_text
@@ -39,7 +39,7 @@ from badcjobs.planning.place_rules import check_out, results_bytes
 from badcjobs.planning.plan_speed import Speed, find_speed
 from badcjobs.planning.plan_survey import Progress, RowFile, read_sources
 from badcjobs.planning.plan_tasks import PlanWish, check_wish, make_margin
-from badcjobs.planning.preflight_facts import look_at_folder
+from badcjobs.planning.preflight_facts import Job, Needs, Places, PreflightFacts, home_folder, look_at_folder
 from badcjobs.planning.site import Site, find_site
 from badcjobs.project import Project
 from badcjobs.report.rules import PROBLEM
@@ -105,12 +105,18 @@ def plan_sources(
 
     target = cwd / order.out
     out = cwd / (order.project.get("run", "out") or target / "results")
-    about_out = _check_results(out, site, environ)
+    about_out = _check_results(out, settings, site, environ)
     _refuse_used(target)
     with fresh_folder(target) as draft:
         with tempfile.TemporaryFile("w+", encoding="utf-8", newline="", dir=draft) as file:
-            rows = RowFile(file)
-            plan = make_plan(read_sources(sources, rows, progress, draft), speed, wish, site, cuts)
+            rows = RowFile(file, has_places=any(part.has_places for part in sources.parts))
+            plan = make_plan(
+                read_sources(sources, rows, progress, draft),
+                speed,
+                wish,
+                site,
+                cuts,
+            )
             plan = replace(plan, remarks=(*plan.remarks, *about_out))
             written = write_plan(plan, rows, draft, target, out, fill)
         left_out = target / "left-out.txt" if (draft / "left-out.txt").exists() else None
@@ -125,12 +131,17 @@ def _check_out(out: Path, settings: RunSettings, fill: FillScript, cwd: Path) ->
     fill({**request, "source": "tasks.txt", "out": "out"}, None)
 
 
-def _check_results(out: Path, site: Site, environ: Mapping[str, str]) -> list[Remark]:
+def _check_results(
+    out: Path,
+    settings: RunSettings,
+    site: Site,
+    environ: Mapping[str, str],
+) -> list[Remark]:
     """Return what is wrong with the folder of the results."""
     folder = look_at_folder(out, SystemClock(), write=False)
-    home = os.path.realpath(environ.get("HOME") or "/nonexistent")
-    remarks = check_out(folder, site, home, on_cluster=bool(site.name))
-    return [remark for remark in remarks if remark.severity != FINE]
+    places = Places(out=folder, home=home_folder(environ))
+    facts = PreflightFacts(Job(Asked(), site, settings), places, Needs())
+    return [remark for remark in check_out(facts) if remark.severity != FINE]
 
 
 def _choose_cutting(
@@ -159,7 +170,17 @@ def _choose_cutting(
         if length_s < longest_s:
             cuttings[length_s] = replace(cutting, chunk_length_s=length_s)
             lengths[length_s] = whole.cut(cuttings[length_s])
-    cuts = [cut_of(chunks, whole.total_ms, speed, wish, site, length_s) for length_s, chunks in lengths.items()]
+    cuts = [
+        cut_of(
+            chunks,
+            whole.total_ms,
+            speed,
+            wish,
+            site,
+            length_s,
+        )
+        for length_s, chunks in lengths.items()
+    ]
     best, *_ = choose(speed, wish, site, cuts)
     return replace(sources, cutting=cuttings.get(best.chunk_s or 0.0, sources.cutting)), cuts
 
@@ -269,7 +290,15 @@ def plan_text(planned: Planned, width: int = WIDTH) -> str:
     for label, text in (*_work_lines(planned), *_task_lines(plan)):
         lines += folded(label, text, _INDENT, width)
     for remark in worst_first(plan.remarks):
-        lines += ["", *folded(remark.severity, f"{remark.subject}: {remark.text}", _INDENT, width)]
+        lines += [
+            "",
+            *folded(
+                remark.severity,
+                f"{remark.subject}: {remark.text}",
+                _INDENT,
+                width,
+            ),
+        ]
         lines += below(remark, _INDENT)
     return "\n".join([*lines, *_written_lines(planned, width)])
 
@@ -289,11 +318,11 @@ def _request_lines(planned: Planned) -> Iterator[tuple[str, str]]:
     """Yield what a task requests, with which options it runs, and what it costs."""
     plan = planned.plan
     choice = plan.choice
-    resources = f"--gpus-per-node={choice.gpus} --cpus-per-task={choice.cpus} --mem={choice.mem_gb}G"
-    resources += f" --time={clock(plan.sizing.time_s)}"
+    request = f"--gpus-per-node={choice.gpus} --cpus-per-task={choice.cpus} --mem={choice.mem_gb}G"
+    request += f" --time={clock(plan.sizing.time_s)}"
     if len(plan.choices) > 1:
-        resources += f" (the {_preferred(plan.site, plan.wish.prefer)})"
-    yield "request", resources
+        request += f" (the {FASTEST if plan.wish.prefer == FASTEST else _cheapest(plan.site)})"
+    yield "request", request
 
     workers = choice.workers if plan.speed.points or plan.wish.workers else AUTO
     options = f"--workers-per-gpu {workers}"
@@ -323,10 +352,20 @@ def _choice_lines(plan: CampaignPlan, width: int) -> list[str]:
     """Return the choices side by side: the cheapest ones and the fastest."""
     if len(plan.choices) == 1:
         return []
-    best = {_preferred(plan.site, "cheapest"): plan.choices[0], FASTEST: plan.fastest}
+    best = {_cheapest(plan.site): plan.choices[0], FASTEST: plan.fastest}
     shown = {*best.values(), plan.choice, *plan.choices[:_SHOWN_CHOICES]}
     rows = [_choice_row(choice, plan, best) for choice in plan.choices if choice in shown]
-    heads = columns("GPUs", "workers", "cores", "memory", "chunks", "× real time", "units", "J", "<")
+    heads = columns(
+        "GPUs",
+        "workers",
+        "cores",
+        "memory",
+        "chunks",
+        "× real time",
+        "units",
+        "J",
+        "<",
+    )
     lines = table_text(Table("choices", "", heads, rows), width)
     if len(rows) < len(plan.choices):
         lines.append(f"  {len(rows)} of {len(plan.choices)} choices; all of them: --json")
@@ -335,10 +374,7 @@ def _choice_lines(plan: CampaignPlan, width: int) -> list[str]:
 
 def _choice_row(choice: Choice, plan: CampaignPlan, best: Mapping[str, Choice]) -> Row:
     marks = [name for name, best_choice in best.items() if choice == best_choice]
-    if choice.measured:
-        marks.append("measured")
-    else:
-        marks.append("from --rate" if plan.speed.given else "estimated")
+    marks.append("measured" if choice.measured else "estimated")
     arrow = "→ " if choice == plan.choice else ""
     return (
         f"{choice.gpus}",
@@ -353,11 +389,10 @@ def _choice_row(choice: Choice, plan: CampaignPlan, best: Mapping[str, Choice]) 
     )
 
 
-def _preferred(site: Site, prefer: str) -> str:
-    """Return what is preferred, in words."""
-    if prefer == FASTEST:
-        return FASTEST
-    return "cheapest" if site.billing else "least GPU time"
+def _cheapest(site: Site) -> str:
+    if site.billing:
+        return "cheapest"
+    return "least GPU time"
 
 
 def _work_lines(planned: Planned) -> Iterator[tuple[str, str]]:
@@ -385,9 +420,9 @@ def _work_lines(planned: Planned) -> Iterator[tuple[str, str]]:
     origin = f"{number(speed.audio_hours_per_gpu_hour)} audio-hours per GPU-hour, {speed.origin}"
     if speed.gpu_hours is not None:
         origin += f" ({count(speed.tasks, 'task')}, {number(speed.gpu_hours, 2)} GPU-hours without start-up)"
-    yield "speed", origin
     if speed.devices:
-        yield "measured on", ", ".join(speed.devices)
+        origin += f", on {', '.join(speed.devices)}"
+    yield "speed", origin
     gpu_time = f"{number(plan.work_gpu_hours)} GPU-hours of work and {number(plan.start_up_gpu_hours)} of start-up"
     requested = f"{number(plan.asked_gpu_hours)} are requested, with a margin"
     yield "GPU time", f"{gpu_time} ({_start_up(plan)}); {requested}"
@@ -399,23 +434,16 @@ def _task_lines(plan: CampaignPlan) -> Iterator[tuple[str, str]]:
     margin = plan.margin
     waves = plan.waves
     site = plan.site
-    time = clock(sizing.time_s)
     hours = [share.audio_ms / 3_600_000 for share in sizing.shares]
     each = " to ".join(dict.fromkeys([number(min(hours), 2), number(max(hours), 2)]))
     tasks = f"{count(plan.tasks, 'array task')} of {count(sizing.gpus, 'GPU')} with {each} hours of audio each"
-    yield "tasks", f"{tasks}: about {duration(sizing.expected_s)} of {time}"
+    yield "tasks", f"{tasks}: about {duration(sizing.expected_s)} of {clock(sizing.time_s)}"
 
     kept = f"start-up {margin.start_up_s:,.0f} s ({margin.start_up_origin}), an orderly end {margin.end_s:,.0f} s"
     slower = f"each task may be {margin.factor:.2f} times as slow as the mean ({margin.why})"
     yield "margin", f"{kept}, and between them {slower}"
     yield "memory", f"--mem={plan.choice.mem_gb}G: {plan.choice.mem_why}"
 
-    time_why = "what the fullest task needs"
-    if plan.wish.time_s:
-        time_why = "as requested"
-    elif sizing.expected_s > sizing.time_s:
-        time_why = "at most; the fullest task needs more"
-    yield "time", f"--time={time}: {time_why}"
     sizes = "1"
     if len(waves) > 1:
         sizes = f"{len(waves):,} of at most {waves[0].tasks:,} tasks, one after another"
@@ -425,7 +453,13 @@ def _task_lines(plan: CampaignPlan) -> Iterator[tuple[str, str]]:
     if site.files:
         files += f"; the quota of {site.name} is {site.files:,}"
     yield "files", files
-    yield "space", _space(plan)
+    size = plan.survey.walk.size
+    results = data_size(results_bytes(plan.survey.lengths.rows, plan.work_gpu_hours))
+    space = f"the source: {data_size(size.total_bytes)} in {count(size.files, 'file')}; results: about {results};"
+    space += f" copies of audio on the disk of the node: at most {data_size(MOST_STAGED_BYTES)} per task"
+    if site.space_tb:
+        space += f"; the quota of {site.name} is {site.space_tb:g} TB"
+    yield "space", space
     running_s = plan.running_s
     if running_s is None:
         alone_s = plan.work_gpu_hours * 3600 + plan.tasks * margin.start_up_s
@@ -435,23 +469,11 @@ def _task_lines(plan: CampaignPlan) -> Iterator[tuple[str, str]]:
         yield "finished", f"after {_span(running_s)} of running with {at_a_time}; time in the queue not included"
 
 
-def _space(plan: CampaignPlan) -> str:
-    """Return the bytes of the source, of the results and of copies, and the quota."""
-    size = plan.survey.walk.size
-    results_size = data_size(results_bytes(plan.survey.lengths.rows, plan.work_gpu_hours))
-    source = f"{data_size(size.total_bytes)} in {count(size.files, 'file')}"
-    if size.unsized:
-        source += f" ({size.unsized:,} not looked at)"
-    text = f"the source: {source}; results: about {results_size}; copies of audio on the disk of the node: at most"
-    text += f" {data_size(MOST_STAGED_BYTES)} per task"
-    if plan.site.space_tb:
-        text += f"; the quota of {plan.site.name} is {plan.site.space_tb:g} TB"
-    return text
-
-
 def _span(seconds: float) -> str:
     """Return a duration; in days from two days on."""
-    return duration(seconds) if seconds < 2 * _DAY_S else f"{seconds / _DAY_S:,.1f} days"
+    if seconds < 2 * _DAY_S:
+        return duration(seconds)
+    return f"{seconds / _DAY_S:,.1f} days"
 
 
 def _written_lines(planned: Planned, width: int) -> list[str]:
@@ -461,7 +483,12 @@ def _written_lines(planned: Planned, width: int) -> list[str]:
         files = f"{count(planned.plan.tasks, 'shard')}, {count(len(planned.written), 'job script')}"
         lines += ["", *folded("written", f"{planned.folder}: {files}", _INDENT, width)]
     if planned.left_out is not None:
-        lines += folded("left out", f"the full list with reasons: {planned.left_out}", _INDENT, width)
+        lines += folded(
+            "left out",
+            f"the full list with reasons: {planned.left_out}",
+            _INDENT,
+            width,
+        )
     margin = " " * _INDENT
     for script, out in planned.written[:_SHOWN_SCRIPTS]:
         lines.append(f"{margin}sbatch {shell_line(script)}")

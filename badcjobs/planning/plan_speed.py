@@ -13,9 +13,9 @@ from typing import NamedTuple
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.masking import mask_words
-from badcjobs.model import FITS, Probed, ProbeKey, fitting_workers
+from badcjobs.model import Probed, ProbeKey, fitting_workers, not_none
 from badcjobs.paths import shell_line, user_cache
-from badcjobs.planning.probe_search import device_words, setup_words
+from badcjobs.planning.probe_search import device_words, setup_words, usual_trials
 from badcjobs.processes import Launcher
 from badcjobs.report.completeness import merge_again
 from badcjobs.report.job import find_job_database
@@ -94,7 +94,13 @@ class Speed:
         return fitting_workers(self.memory_bytes, (nearest.device_bytes or 0.0) / nearest.workers)
 
 
-def find_speed(rate: float | None, origin: Path | None, settings: RunSettings, environ: Environ, cwd: Path) -> Speed:
+def find_speed(
+    rate: float | None,
+    origin: Path | None,
+    settings: RunSettings,
+    environ: Environ,
+    cwd: Path,
+) -> Speed:
     """Return the speed; a rate that is given wins over a job's, whose start-up, memory and cores still count.
 
     ``origin``: a run folder, a job database, or the file of a probe; without one, what runs or probes have found here.
@@ -115,12 +121,19 @@ def find_speed(rate: float | None, origin: Path | None, settings: RunSettings, e
         speed = _measured_here(settings, environ, cwd)
 
     if rate is not None and origin is not None:
-        rest = f"from --rate; the rest is {speed.origin}"
         speed = replace(
-            speed, audio_hours_per_gpu_hour=rate, origin=rest, given=True, chunk_s=None, curve=(), doubts=()
+            speed,
+            audio_hours_per_gpu_hour=rate,
+            origin=f"from --rate; the rest is {speed.origin}",
+            given=True,
+            chunk_s=None,
+            curve=(),
+            doubts=(),
         )
     per_worker = traits_of(settings.engine).memory_per_worker
-    return replace(speed, bytes_per_s=per_worker.bytes_per_audio_s) if per_worker else speed
+    if per_worker:
+        return replace(speed, bytes_per_s=per_worker.bytes_per_audio_s)
+    return speed
 
 
 def _measured_here(settings: RunSettings, environ: Environ, cwd: Path) -> Speed:
@@ -150,23 +163,23 @@ def _of_lessons(settings: RunSettings, environ: Environ) -> Speed | None:
     if cache is None:
         return None
     lessons = Learned(subject_of(settings), [cache / LESSONS]).every()
-    models = [about.partition(",")[0] for about, lesson in lessons.items() if lesson.rates]
-    if len({*models}) != 1:
-        return None
-    model = models[0]
     points = []
-    for lesson in lessons.values():
+    models = set()
+    for about, lesson in lessons.items():
         for number, rate in lesson.rates.items():
+            models.add(about.partition(",")[0])
             workers = int(number)
             memory_bytes = lesson.worker_bytes and workers * lesson.worker_bytes
             device_bytes = lesson.device_bytes and workers * lesson.device_bytes
             points.append(Measured(workers, rate, lesson.chunk_s, memory_bytes, device_bytes))
+    if len(models) != 1:
+        return None
     points.sort(key=lambda point: -point.rate)
     return Speed(
         audio_hours_per_gpu_hour=points[0].rate,
-        origin=f"learned by earlier runs on {model}",
-        memory_bytes=min((lesson.memory_bytes for lesson in lessons.values() if lesson.memory_bytes), default=None),
-        devices=(model,),
+        origin=f"learned by earlier runs on {' '.join(models)}",
+        memory_bytes=min(not_none(lesson.memory_bytes for lesson in lessons.values()), default=None),
+        devices=tuple(models),
         points=tuple(points),
         chunk_s=points[0].chunk_s,
     )
@@ -232,7 +245,15 @@ def speed_of(job: JobFacts, name: str) -> Speed:
     memory_bytes = min((d.memory_total_bytes for d in job.devices if d.memory_total_bytes), default=None)
     groups = grouped((_set_up(task), task) for task in worked)
     most_tasks_first = sorted(groups.items(), key=lambda group: -len(group[1]))
-    points = tuple(_point_of(job, *group, work_s, memory_bytes or 0) for group in most_tasks_first)
+    points = tuple(
+        _point_of(
+            job,
+            *group,
+            work_s,
+            memory_bytes or 0,
+        )
+        for group in most_tasks_first
+    )
     slowest = _rank(list(_paces(groups, points, work_s)), _SLOWEST_PERCENT)
     models = Counter(device.name or "GPU" for device in job.devices)
     return Speed(
@@ -333,14 +354,24 @@ def version_here(settings: RunSettings, environ: Environ, cwd: Path) -> str | No
 
     No program is started: for HawkEars 2, the models are known but not the release.
     """
-    return choose_engine(settings, environ, Launcher(""), SystemClock(), cwd=cwd, allow_cpu=True).version
+    return choose_engine(
+        settings,
+        environ,
+        Launcher(""),
+        SystemClock(),
+        cwd=cwd,
+        allow_cpu=True,
+    ).version
 
 
-def _of_probes(path: Path, store: str | None, settings: RunSettings, environ: Environ, cwd: Path) -> Speed:
-    """Return what a probe of this engine has found; refuse several results that the user has to choose from.
-
-    ``store``: the file as it was given; None: it is the one in the user's cache.
-    """
+def _of_probes(
+    path: Path,
+    store: str | None,
+    settings: RunSettings,
+    environ: Environ,
+    cwd: Path,
+) -> Speed:
+    """Return what a probe of this engine has found; ``store``: the file as it was given, None: it is in the cache."""
     subject = subject_of(settings)
     ways = _ways_to_a_speed(settings, store)
     if not path.exists():
@@ -350,13 +381,19 @@ def _of_probes(path: Path, store: str | None, settings: RunSettings, environ: En
     except (ValueError, OSError) as error:
         raise BadInput(f"{path} cannot be used", why=str(error), fix=ways) from error
 
-    groups = _by_device([probe for probe in probes if probe.key.settings == subject])
-    if not groups:
+    by_model = []
+    for probe in probes:
+        key = probe.key
+        is_measured = probe.result is not None and probe.result.times_real_time
+        if key.settings == subject and key.gpu != _CPU and is_measured:
+            gib = round((key.memory_bytes or 0) / 2**30)
+            by_model.append(((key.gpu, gib), probe))
+    if not by_model:
         subjects = sorted({probe.key.settings for probe in probes} - {subject})
         why = "\n".join([f"looked for: {subject}", *(f"it has: {other}" for other in subjects[:_SHOWN])])
         raise BadInput(f"{path} has no finished probe of this engine with these options", why=why, fix=ways)
     version = version_here(settings, environ, cwd)
-    chosen = [_choose(group, version, settings.workers_wanted) for group in groups]
+    chosen = [_choose(group, version, settings.workers_wanted) for group in grouped(by_model).values()]
     if len(chosen) > 1:
         rates = sorted(f"{device_words(key)}: {speed.audio_hours_per_gpu_hour:,.1f}" for key, speed in chosen)
         raise BadInput(
@@ -368,47 +405,46 @@ def _of_probes(path: Path, store: str | None, settings: RunSettings, environ: En
     return replace(speed, remedy=probe_line(settings, settings.workers_wanted or key.workers, store))
 
 
-def _by_device(probes: Sequence[Probed]) -> list[list[Probed]]:
-    """Group the probes that have found a speed by the model of their device."""
-    by_model = []
-    for probe in probes:
-        if probe.key.gpu != _CPU and probe.result is not None and probe.result.times_real_time:
-            gib = round((probe.key.memory_bytes or 0) / 2**30)
-            by_model.append(((probe.key.gpu, gib), probe))
-    return list(grouped(by_model).values())
-
-
-def _choose(probes: Sequence[Probed], version: str | None, workers: int | None) -> tuple[ProbeKey, Speed]:
+def _choose(
+    probes: Sequence[Probed],
+    version: str | None,
+    workers: int | None,
+) -> tuple[ProbeKey, Speed]:
     """Return the newest probe that matches, with doubts if none does; ``version`` and ``workers`` None: any will do."""
     of_version = [probe for probe in probes if version is None or _is_version(probe.key, version)] or probes
     fitting = [probe for probe in of_version if workers in (None, probe.key.workers)] or of_version
-    oldest_first = sorted(fitting, key=lambda probe: (probe.at or "", str(probe.key)))
-    newest = oldest_first[-1]
-    key = newest.key
+    newest_first = sorted(
+        fitting,
+        key=lambda probe: (probe.at or "", str(probe.key)),
+        reverse=True,
+    )
+    key = newest_first[0].key
     doubts = []
     if version is not None and not _is_version(key, version):
         doubts.append(f"it is that of {key.engine} ({key.engine_version}); the one here is another ({version})")
     if workers is not None and key.workers != workers:
         measured = f"it was measured with {count(key.workers, 'worker')} per GPU"
         doubts.append(f"{measured}, and the tasks will have {count(workers, 'worker')} per GPU")
-    newest_by_workers = {probe.key.workers: probe for probe in oldest_first}
-    newest_by_workers.pop(key.workers)
-    return key, _speed_of_probe(newest, doubts, list(newest_by_workers.values()))
+    newest_by_workers: dict[int, Probed] = {}
+    for probe in newest_first:
+        newest_by_workers.setdefault(probe.key.workers, probe)
+    return key, _speed_of_probes([*newest_by_workers.values()], doubts)
 
 
 def _is_version(key: ProbeKey, here: str) -> bool:
     return key.engine_version == here or key.engine_version.endswith(f", {here}")  # a release before its models
 
 
-def _speed_of_probe(probe: Probed, doubts: Sequence[str], with_other_workers: Sequence[Probed]) -> Speed:
-    """Return the speed at the best length, the trials of all probes (it comes first), and how long chunks may be."""
+def _speed_of_probes(probes: Sequence[Probed], doubts: Sequence[str]) -> Speed:
+    """Return the speed of the first probe at its best length, the trials of all, and how long chunks may be."""
+    probe = probes[0]
     key = probe.key
     result = probe.result
-    assert result is not None  # _by_device has left the others out
+    assert result is not None  # the others are left out
     points = []
-    for measured in (probe, *with_other_workers):
-        for trial in sorted(measured.trials, key=lambda trial: trial.length_s != result.best_s):
-            if trial.outcome == FITS and not trial.lean and trial.times_real_time:
+    for measured in probes:
+        for trial in sorted(usual_trials(measured.trials), key=lambda trial: trial.length_s != result.best_s):
+            if trial.times_real_time:
                 point = Measured(
                     workers=measured.key.workers,
                     rate=trial.times_real_time,
@@ -417,8 +453,7 @@ def _speed_of_probe(probe: Probed, doubts: Sequence[str], with_other_workers: Se
                     device_bytes=trial.peak_bytes,
                 )
                 points.append(point)
-    fitting = [trial for trial in probe.trials if trial.outcome == FITS and not trial.lean]
-    curve = sorted((trial.length_s, trial.times_real_time) for trial in fitting if trial.times_real_time)
+    curve = sorted((point.chunk_s or 0.0, point.rate) for point in points if point.workers == key.workers)
     return Speed(
         audio_hours_per_gpu_hour=result.times_real_time or 0.0,  # of one device, with all its workers
         origin=f"from a probe of {key.gpu} with {setup_words(key)}",

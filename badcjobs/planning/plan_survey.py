@@ -10,13 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import itemgetter
 from pathlib import Path
 from typing import TextIO
 
 from badcjobs.model import Cutting, PlaceCounts
-from badcjobs.sources.badc_manifest import CUT, HEADER, Columns, Manifest
-from badcjobs.sources.folder import CLOSED_FOLDER
+from badcjobs.sources.badc_manifest import CUT, HEADER, OF_A_PLACE, Manifest
 from badcjobs.sources.mistakes import Mistakes
 from badcjobs.sources.open import AudioSource, Sources
 from badcjobs.sources.survey import PlannedRow, Surveyor, survey, survey_again
@@ -76,9 +74,13 @@ class Lengths:
         else:
             self.known_ms += many * length_ms
             self.longest_ms = max(self.longest_ms, length_ms)
-            self.empty += 0 if length_ms else many
-        self._ms.append(_UNKNOWN if length_ms is None else min(length_ms, _LONGEST_MS))
-        self._many.append(many)
+            self.empty += many * (length_ms == 0)
+        kept_ms = _UNKNOWN if length_ms is None else min(length_ms, _LONGEST_MS)
+        if self._ms and self._ms[-1] == kept_ms:
+            self._many[-1] += many
+        else:
+            self._ms.append(kept_ms)
+            self._many.append(many)
 
     def cut(self, cutting: Cutting) -> Lengths:
         """Return those of the chunks into which these recordings are cut."""
@@ -97,13 +99,17 @@ class Lengths:
     @property
     def guess_ms(self) -> int:
         """The length of a chunk that is not known."""
-        return self.mean_ms if self._guess_ms is None else self._guess_ms
+        if self._guess_ms is None:
+            return self.mean_ms
+        return self._guess_ms
 
     @property
     def mean_ms(self) -> int:
         """The mean of those that are known and have audio, in whole milliseconds; 0: there are none."""
         with_audio = self.rows - self.unknown - self.empty
-        return self.known_ms // with_audio if with_audio else 0
+        if with_audio:
+            return self.known_ms // with_audio
+        return 0
 
     @property
     def total_ms(self) -> int:
@@ -153,12 +159,15 @@ class Survey:
     places: PlaceCounts | None = None  # None: no place is given
     _shown_ms: int = 0  # only longer chunks are shown
 
-    def read(self, rows: Iterable[PlannedRow], kept: RowFile | None, progress: Progress) -> None:
+    def read(
+        self,
+        rows: Iterable[PlannedRow],
+        kept: RowFile | None,
+        progress: Progress,
+    ) -> None:
         """Count all rows, and keep them if there is a file for them."""
         before = ""  # the recording of the last row with audio, and where that was
         from_ms = until_ms = 0
-        equal_ms = None
-        equal = 0  # neighbours that are equally long
         for row_number, row in enumerate(rows, 1):
             start_ms, end_ms = row.start_ms, row.end_ms
             if row.there_ms is not None and end_ms is not None and row.there_ms < end_ms:
@@ -167,12 +176,7 @@ class Survey:
             length_ms = None if end_ms is None else end_ms - start_ms
             if row.fails:
                 length_ms = 0
-            if length_ms == equal_ms:
-                equal += 1
-            else:
-                self.lengths.add(equal_ms, equal)
-                equal_ms = length_ms
-                equal = 1
+            self.lengths.add(length_ms)
             if length_ms is None:
                 self._note_unknown(row.path)
             elif length_ms > self._shown_ms:
@@ -188,7 +192,6 @@ class Survey:
                 kept.add(row)
             if not row_number & 0xFF:  # a call for each of a million rows takes too long
                 progress(row_number)
-        self.lengths.add(equal_ms, equal)
 
     def _note_unknown(self, path: str) -> None:
         if len(self.unknown_names) < EXAMPLES:
@@ -203,74 +206,54 @@ class Survey:
             self._shown_ms = self.longest[-1][0]
 
 
-_BEFORE_FIELDS = 5  # identity, path and times
-
-
 class RowFile:
-    """Rows in a file, written once and then read in turn."""
+    """Rows in a file, written once and then read in turn, as lines of manifests."""
 
-    def __init__(self, file: TextIO) -> None:
+    def __init__(self, file: TextIO, *, has_places: bool) -> None:
         self._file = file
-        self._forget()
-
-    def _forget(self) -> None:
-        self._writer = csv.writer(self._file, lineterminator="\r\n")  # so that a name with either of them is quoted
-        self._kinds: dict[tuple[str, Columns], int] = {}  # folder of a relative path, columns → number
-        self._is_cut = False  # a row has the column CUT
+        self._columns = [*HEADER.split(","), CUT]
+        if has_places:
+            self._columns += OF_A_PLACE
+        self._bases: set[str] = set()  # the folders of relative paths
+        self._writer = csv.writer(file, lineterminator="\r\n")  # so that a name with either of them is quoted
 
     def add(self, row: PlannedRow) -> None:
         """Store a row."""
-        kind = self._kinds.setdefault((row.base, row.columns), len(self._kinds))
+        self._bases.add(row.base)
         # A row that ends where it begins is refused; without an end, the length comes from the header.
         end_ms = None if row.end_ms is None or row.end_ms <= row.start_ms else row.end_ms
-        self._is_cut = self._is_cut or row.cut != ""
-        self._writer.writerow(
-            (kind, row.recording_id, row.chunk_id, row.path, row.start_ms, end_ms, *row.fields, row.cut, "")
-        )
+        overlap_ms, sha256, notes, *place = row.carried or [""] * (3 + len(OF_A_PLACE))
+        times = (row.start_ms, end_ms, overlap_ms)
+        fields = (row.recording_id, row.chunk_id, row.path, *times, sha256, notes, row.cut, *place)
+        self._writer.writerow((row.base, *fields[: len(self._columns)]))
 
     def clear(self) -> None:
         """Delete all rows."""
         self._file.seek(0)
         self._file.truncate()
-        self._forget()
+        self._bases.clear()
 
     @property
     def root(self) -> str | None:
         """The folder that all relative paths start from; None: there are none, or they start from several."""
-        bases = {base for base, _ in self._kinds if base}
-        return bases.pop() if len(bases) == 1 else None
-
-    @property
-    def _further(self) -> list[str]:
-        """The names of the columns behind those of BADC."""
-        names = dict.fromkeys(name for _, columns in self._kinds for name in columns.further_names)
-        return [*names, CUT] if self._is_cut else [*names]
+        bases = self._bases - {""}
+        if len(bases) == 1:
+            return bases.pop()
+        return None
 
     @property
     def header(self) -> str:
         """The columns of every shard, as the first line of a manifest."""
-        return f"{_line([*HEADER.split(','), *self._further])}\n"
+        return f"{_line(self._columns)}\n"
 
     def rows(self) -> Iterator[str]:
         """Yield all rows from the first, as lines of a manifest."""
         self._file.seek(0)
-        kinds = [(base, itemgetter(*self._places(columns))) for base, columns in self._kinds]
         has_root = self.root is not None
-        for kind, *row in csv.reader(self._file):
-            base, pick = kinds[int(kind)]
+        for base, *row in csv.reader(self._file):
             if base and not has_root:
                 row[2] = base + row[2].removeprefix("./")
-            yield f"{_line(pick(row))}\n"
-
-    def _places(self, columns: Columns) -> list[int]:
-        """Return where the fields of a shard stand in a row that was stored; its last two are CUT and an empty one."""
-        further = dict(zip(columns.further_names, columns.further, strict=True))
-        places = [*range(_BEFORE_FIELDS)]
-        for place in (columns.overlap_ms, columns.sha256, columns.notes, *map(further.get, self._further)):
-            places.append(-1 if place is None else _BEFORE_FIELDS + place)
-        if self._is_cut:
-            places[-1] = -2
-        return places
+            yield f"{_line(row)}\n"
 
 
 def _line(row: Sequence[str]) -> str:
@@ -294,10 +277,7 @@ class LeftOut(Mistakes):
 
     def __init__(self, parts: Sequence[AudioSource], path: Path | None = None) -> None:
         super().__init__([part.name for part in parts])
-        self.rows = 0
-        self.folders = 0
-        self.whole: set[int] = set()  # sources of which not one row could be understood
-        self._parts = parts
+        self.unnumbered = 0  # recordings, folders and sources without lines
         self._lines: set[tuple[int, int]] = set()  # source and line of the rows that are counted
         self._path = path
         self._file: TextIO | None = None
@@ -309,38 +289,43 @@ class LeftOut(Mistakes):
         if self._file is not None:
             self._file.close()
 
-    def add(self, line: int, text: str, *, why: str = "", fix: str | None = None, missing: bool = False) -> None:
+    def add(
+        self,
+        line: int,
+        text: str,
+        *,
+        why: str = "",
+        fix: str | None = None,
+        missing: bool = False,
+    ) -> None:
         """Note a mistake, and write it down."""
         super().add(line, text, why=why, fix=fix, missing=missing)
-        part = self._parts[self.source]
         if line:
-            self.rows += (self.source, line) not in self._lines
             self._lines.add((self.source, line))
-        elif isinstance(part, Manifest) or text in (part.without_rows, "cannot be read", f"{CLOSED_FOLDER}: ."):
-            self.whole.add(self.source)
-        elif text.startswith(CLOSED_FOLDER):
-            self.folders += 1  # its content is not known
         else:
-            self.rows += 1  # a recording in a folder, which has no lines
+            self.unnumbered += 1
         if self._path is not None:
-            self._file = self._file or self._path.open("w", encoding="utf-8", errors="backslashreplace")
-            place = f"{part.name} line {line}:" if line else part.name
-            reason = f" ({why})" if why else ""
-            self._file.write(f"{place} {text}{reason}\n")
+            self._file = self._file or self._path.open(
+                "w",
+                encoding="utf-8",
+                errors="backslashreplace",
+            )
+            self._file.write(f"{self.describe(self.source, line, text, why, named=True)}\n")
 
     @property
     def words(self) -> str:
         """How much cannot be planned, as text."""
-        numbers = {"row": self.rows, "closed folder": self.folders, "whole source": len(self.whole)}
-        return " and ".join(count(number, noun) for noun, number in numbers.items() if number)
+        return count(self.unnumbered + len(self._lines), "row or source", "rows or sources")
 
     @property
     def fix(self) -> str | None:
         """A line to paste; None: there are no mistakes."""
         error = self.error()
-        return None if error is None else error.fix
+        if error is None:
+            return None
+        return error.fix
 
     def add_unseen(self, count: int) -> None:
         """Count rows that are not read one by one."""
         super().add_unseen(count)
-        self.rows += count
+        self.unnumbered += count

@@ -43,7 +43,11 @@ class PlanWish:
             time_s = None if submit.time is None else 60 * parse_minutes(submit.time)
             mem_gb = None if submit.mem is None else parse_memory(submit.mem) / 1024
         except ValueError as error:
-            raise BadInput("this cannot be planned", why=str(error), fix="--time 12:00:00") from error
+            raise BadInput(
+                "this cannot be planned",
+                why=str(error),
+                fix="--time 12:00:00",
+            ) from error
         return cls(
             time_s=time_s,
             gpus_per_task=submit.gpus_per_task,
@@ -70,26 +74,24 @@ def check_wish(wish: PlanWish, site: Site) -> None:
     """Refuse what cannot be planned, before a long reading; all mistakes in one message."""
     where = site.name or "the site"
     mistakes = []
-    if wish.time_s and site.time_h and wish.time_s > site.time_h * 3600:
-        text = f"--time asks for {wish.time_s / 3600:g} h, but {where} allows {site.time_h:g} h"
-        mistakes.append((text, f"--time {site.time_h:g}:00:00"))
+    fixes = []
     if wish.gpus_per_task == 0:
-        mistakes.append(("--gpus-per-task 0: only tasks with GPUs can be planned", "--gpus-per-task 1"))
+        mistakes.append("--gpus-per-task 0: only tasks with GPUs can be planned")
+        fixes.append("--gpus-per-task 1")
     gpus = wish.task_gpus(site)
-    for option, amount, most, unit, ending in (
-        ("--gpus-per-task ", gpus, site.node_gpus, "GPUs", ""),
-        ("--config submit.cpus=", wish.cpus, site.node_cpus, "cores", ""),
-        ("--config submit.mem=", wish.mem_gb, site.node_memory_gb, "GB", "G"),
+    hours = wish.longest_s(site) / 3600
+    most_gpu_hours = site.gpu_hours or 0.0
+    for amount, most, unit, fix in (
+        ((wish.time_s or 0) / 3600, site.time_h, "hours", f"--time {site.time_h}:00:00"),
+        (gpus, site.node_gpus, "GPUs on a node", f"--gpus-per-task {site.node_gpus}"),
+        (wish.cpus, site.node_cpus, "cores on a node", f"--config submit.cpus={site.node_cpus}"),
+        (wish.mem_gb, site.node_memory_gb, "GB on a node", f"--config submit.mem={site.node_memory_gb}G"),
+        (gpus * hours, most_gpu_hours, "GPU-hours", f"--time {max(1, int(most_gpu_hours / gpus))}:00:00"),
     ):
         if amount and most and amount > most:
-            text = f"a task of {amount:g} {unit}, but a node of {where} has {most:g}"
-            mistakes.append((text, f"{option}{most:g}{ending}"))
-    hours = wish.longest_s(site) / 3600
-    if site.gpu_hours and gpus * hours > site.gpu_hours:
-        text = f"one task of {gpus} GPUs × {hours:g} h is {gpus * hours:,.0f} GPU-hours"
-        text += f", but {where} allows {site.gpu_hours:,.0f} at a time"
-        mistakes.append((text, f"--time {max(1, int(site.gpu_hours / gpus))}:00:00"))
-    refuse([text for text, _ in mistakes], " ".join(fix for _, fix in mistakes), "this cannot be planned")
+            mistakes.append(f"a task asks for {amount:g} {unit}, but {where} allows {most:g}")
+            fixes.append(fix)
+    refuse(mistakes, " ".join(fixes), "this cannot be planned")
 
 
 # --- margins ----------------------------------------------------------------------------------------------------------
@@ -108,7 +110,9 @@ class Margin:
     @property
     def start_up_origin(self) -> str:
         """Where the start-up is from."""
-        return "measured" if self.start_up_measured else "assumed"
+        if self.start_up_measured:
+            return "measured"
+        return "assumed"
 
     def work_s(self, time_s: float) -> float:
         """Return the seconds of work at the mean speed that fit into a time limit; raise BadInput where none do."""
@@ -169,7 +173,9 @@ def share_out(lengths: Lengths, tasks: int) -> list[Share]:
         while rows < most and (not rows or not many):
             if not many:
                 length_ms, many = next(runs)
-            fitting = most if tasks_left == 1 else _fitting(left_ms, tasks_left, audio_ms, length_ms)
+            fitting = most
+            if tasks_left > 1:
+                fitting = _fitting(left_ms, tasks_left, audio_ms, length_ms)
             taken = min(most - rows, many, max(fitting, 0 if rows else 1))
             rows += taken
             audio_ms += taken * length_ms
@@ -185,7 +191,9 @@ def _fitting(left_ms: int, tasks_left: int, audio_ms: int, length_ms: int) -> in
     if length_ms == 0:
         return 2**62
     room = 2 * left_ms - (2 * audio_ms + length_ms) * tasks_left
-    return room // (2 * length_ms * tasks_left) + 1 if room >= 0 else 0
+    if room >= 0:
+        return room // (2 * length_ms * tasks_left) + 1
+    return 0
 
 
 # --- sizing -----------------------------------------------------------------------------------------------------------
@@ -219,7 +227,13 @@ def count_tasks(
     return min(max(1, math.ceil(lengths.total_ms / room_ms), at_a_time), lengths.rows), room_ms, tail_s
 
 
-def size_tasks(lengths: Lengths, speed: Speed, margin: Margin, wish: PlanWish, site: Site) -> Sizing:
+def size_tasks(
+    lengths: Lengths,
+    speed: Speed,
+    margin: Margin,
+    wish: PlanWish,
+    site: Site,
+) -> Sizing:
     """Return the fewest tasks that end in time; more where there are GPUs for them and each is worth its start-up."""
     gpus = wish.task_gpus(site)
     rate = speed.audio_hours_per_gpu_hour
@@ -256,7 +270,13 @@ class Wave(NamedTuple):
     running_s: float  # from the start of its first task to the end of its last
 
 
-def make_waves(sizing: Sizing, speed: Speed, margin: Margin, most: int, gpus: int | None) -> tuple[Wave, ...]:
+def make_waves(
+    sizing: Sizing,
+    speed: Speed,
+    margin: Margin,
+    most: int,
+    gpus: int | None,
+) -> tuple[Wave, ...]:
     """Cut the tasks into waves of at most so many, as few as can be, all about equally large."""
     tasks = len(sizing.shares)
     number_of_waves = -(-tasks // most)
@@ -284,20 +304,22 @@ def make_waves(sizing: Sizing, speed: Speed, margin: Margin, most: int, gpus: in
 
 def most_tasks(sizing: Sizing, site: Site) -> tuple[int, str]:
     """Return how many tasks may be submitted at a time, and which limit applies."""
-    who = site.name or "Slurm"
-    limits = [(SLURMS_OWN_ARRAY, f"arrays of {SLURMS_OWN_ARRAY:,} are the default limit of Slurm")]
-    if site.array_tasks:
-        limits = [(site.array_tasks, f"{who} allows arrays of {site.array_tasks:,}")]
-    if site.queued_jobs:
-        limits.append((max(1, site.queued_jobs - 1), f"{who} queues {site.queued_jobs:,} jobs, the merge job too"))
+    limits = site.task_limits()
+    if not site.array_tasks:
+        limits.append((SLURMS_OWN_ARRAY, f"arrays of {SLURMS_OWN_ARRAY:,} are the default limit of Slurm"))
     if site.gpu_hours:
         task_hours = sizing.gpus * sizing.time_s / 3600
-        why = f"{who} allows {site.gpu_hours:,.0f} GPU-hours at a time, and a task asks for {task_hours:,.4g}"
+        why = f"{site.name} allows {site.gpu_hours:,.0f} GPU-hours at a time, and a task asks for {task_hours:,.4g}"
         limits.append((max(1, int(site.gpu_hours / task_hours + 1e-9)), why))
     return min(limits)
 
 
-def gpus_at_a_time(sizing: Sizing, wish: PlanWish, site: Site, most: int) -> tuple[int | None, str]:
+def gpus_at_a_time(
+    sizing: Sizing,
+    wish: PlanWish,
+    site: Site,
+    most: int,
+) -> tuple[int | None, str]:
     """Return how many GPUs work at the same time, and why; None: not known, nor when all is finished."""
     if wish.parallel is not None:
         return wish.parallel * sizing.gpus, "from --parallel"

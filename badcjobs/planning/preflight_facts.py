@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from badcjobs.cluster.job_script import BatchScript, Call
 from badcjobs.cluster.sbatch_options import OF_SUBMIT, Asked
@@ -91,18 +91,12 @@ class SourceFacts:
     """A source that was read to its end."""
 
     chunks: int
-    audio_s: float
-    of_unknown_length: int
     manifests_listed: int | None = None
-    stats: bool = True  # whether every file was looked at
-    files: int = 0
+    has_places: bool = False
+    audio_s: float = 0.0
     bytes: int | None = None
-    faults: Mapping[str, Sequence[str]] = field(default_factory=dict)  # every file that gives no audio, by its fault
-    left_out_files: Mapping[str, int] = field(default_factory=dict)  # not audio by their ending → number
-    longest_s: float | None = None  # of its chunks
-    mean_s: float | None = None
-    places: Mapping[str, object] | None = None  # None: no place is given
     lengths: Lengths | None = field(default=None, repr=False)  # None: no file was looked at
+    document: Mapping[str, Any] = field(default_factory=dict)  # for JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +113,9 @@ class Job:
     @property
     def start(self) -> Call | None:
         """The call of ``badcjobs run`` in the script."""
-        return None if self.script is None else self.script.start
+        if self.script is None:
+            return None
+        return self.script.start
 
     @property
     def merges(self) -> bool:
@@ -128,24 +124,22 @@ class Job:
 
     def ask(self, name: str, value: object, note: str = "") -> str:
         """Return the line that asks Slurm for a value: of the script, else as an option of submit."""
-        line = f"--{name}={value}"
+        setting = SETTINGS["submit"].get(OF_SUBMIT.get(name, name))
         if self.script is not None:
-            line = f"#SBATCH {line}"
-        elif name in OF_SUBMIT:
-            line = f"{SETTINGS['submit'][OF_SUBMIT[name]].option} {value}"
+            line = f"#SBATCH --{name}={value}"
+        elif setting is not None:
+            line = f"{setting.option} {value}"
         else:
-            line = f"--sbatch={line}"
-        return _with_note(line, note)
+            line = f"--sbatch=--{name}={value}"
+        if note:
+            return f"{line}   ({note})"
+        return line
 
     def ask_tasks(self, tasks: int, note: str = "") -> str:
         """Return the line that asks for so many array tasks."""
         if self.script is not None:
             return self.ask("array", f"0-{tasks - 1}", note)
-        return _with_note(f"--tasks {tasks}", note)
-
-
-def _with_note(line: str, note: str) -> str:
-    return f"{line}   ({note})" if note else line
+        return self.ask("tasks", tasks, note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +148,7 @@ class Places:
 
     out: FolderFacts | None = None
     submit: FolderFacts | None = None  # the folder that the job is submitted from
-    log_folders: tuple[FolderFacts, ...] = ()  # that the script names for Slurm's logs
+    log_folders: Sequence[FolderFacts] = ()  # that the script names for Slurm's logs
     temporary: FolderFacts | None = None  # what TMPDIR names here
     home: str = ""
     cache: str | None = None  # our folder in the user's cache, with all links followed
@@ -190,7 +184,9 @@ def look_at_folder(path: Path, clock: Clock, *, write: bool) -> FolderFacts:
     """Look at a folder that need not exist; ``write``: with a small file, removed at once, there or above it."""
     there = next((folder for folder in (path, *path.parents) if os.path.lexists(folder)), Path("/"))
     filesystem = read_filesystem(path)
-    refusal, skew_s = _try_writing(there, clock) if write else (None, None)
+    refusal = skew_s = None
+    if write:
+        refusal, skew_s = _try_writing(there, clock)
     try:
         room = os.statvfs(there)
     except OSError:
@@ -208,11 +204,20 @@ def look_at_folder(path: Path, clock: Clock, *, write: bool) -> FolderFacts:
     )
 
 
+def home_folder(environ: Mapping[str, str]) -> str:
+    """Return the user's home, with all links followed."""
+    return os.path.realpath(environ.get("HOME") or "/nonexistent")
+
+
 def _try_writing(folder: Path, clock: Clock) -> tuple[str | None, float | None]:
     """Return why nothing can be written, or how far the filesystem's clock is from ours."""
     before_ms = clock.now_ms()
     try:
-        with tempfile.NamedTemporaryFile(prefix=".badcjobs-check-", dir=folder, buffering=0) as file:
+        with tempfile.NamedTemporaryFile(
+            prefix=".badcjobs-check-",
+            dir=folder,
+            buffering=0,
+        ) as file:
             file.write(b"?")
             os.fsync(file.fileno())  # so that a server has put its own time on it
             written_ms = os.fstat(file.fileno()).st_mtime_ns / 1e6
@@ -237,7 +242,9 @@ def query_slurm(environ: Mapping[str, str]) -> SlurmFacts | None:
 def query_sbatch(path: Path, environ: Mapping[str, str], cwd: Path) -> tuple[str, ...] | None:
     """Run ``sbatch --test-only``, which submits nothing; None: sbatch is not there, or gives no answer."""
     answer = slurm_programs.test_script(path, environ, cwd)
-    return None if answer is None else parse_trial(*answer)
+    if answer is None:
+        return None
+    return parse_trial(*answer)
 
 
 def parse_trial(exit_code: int, said: str) -> tuple[str, ...] | None:
@@ -255,9 +262,22 @@ def parse_trial(exit_code: int, said: str) -> tuple[str, ...] | None:
 def load_modules(names: tuple[str, ...], environ: Mapping[str, str]) -> ModuleFacts:
     """Load modules in a login shell of its own, as a job script would, and see which are loaded then."""
     try:
-        done = _run(["bash", "-lc", _LOAD, "bash", *names], environ)
+        done = subprocess.run(
+            ["bash", "-lc", _LOAD, "bash", *names],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_PATIENCE_S,
+            check=False,
+        )
     except (OSError, subprocess.SubprocessError) as error:
-        return ModuleFacts(names, command=not isinstance(error, FileNotFoundError), message=str(error))
+        return ModuleFacts(
+            names,
+            command=not isinstance(error, FileNotFoundError),
+            message=str(error),
+        )
     if done.returncode == _NO_MODULES:
         return ModuleFacts(names, command=False)
     loaded = done.stdout.partition(f"{_LIST_FOLLOWS}\n")[2].split()
@@ -275,13 +295,6 @@ def look_at_gpus(environ: Mapping[str, str], clock: Clock, stand_in: StandIn) ->
         return GpuFacts(tuple(names), backend, sight.trouble or sight.grant.why, in_job)
 
 
-def _run(argv: Sequence[str], environ: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        argv, env=dict(environ), stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-        timeout=_PATIENCE_S, check=False,
-    )  # fmt: skip
-
-
 # --- sources ----------------------------------------------------------------------------------------------------------
 
 
@@ -297,7 +310,14 @@ def check_source(
         facts, remarks = (_count_chunks if quick else _look_at_files)(sources, progress)
     except BadcjobsError as error:
         look = f"ls -ld {shell_line(cwd / settings.source[0])}"
-        return None, [problem("source", error.what, error.fix or look, tuple((error.why or "").splitlines()))]
+        return None, [
+            problem(
+                "source",
+                error.what,
+                error.fix or look,
+                tuple((error.why or "").splitlines()),
+            )
+        ]
     return facts, remarks + _filter_is_off(settings, sources)
 
 
@@ -317,8 +337,13 @@ def _count_chunks(sources: Sources, progress: Progress) -> tuple[SourceFacts, li
     if repeats:
         text = f"{repeats:,} rows have the recording_id and chunk_id of an earlier row"
         raise BadInput(text, fix="badcjobs check SOURCE   (without --quick it names them)")
-    places = None if sources.places is None else asdict(sources.places)
-    facts = SourceFacts(rows, 0.0, 0, sources.manifests_listed, stats=False, places=places)
+    document = {"chunks": rows, "stats": False, "places": sources.places and asdict(sources.places)}
+    facts = SourceFacts(
+        rows,
+        sources.manifests_listed,
+        sources.places is not None,
+        document=document,
+    )
     text = f"{count(rows, 'chunk')}; --quick: no audio file was opened"
     remarks = [fine("source", line) for line in (text, *notes)]
     return facts, [*remarks, *check_places(sources.places, FINE)]
@@ -333,21 +358,17 @@ def _look_at_files(sources: Sources, progress: Progress) -> tuple[SourceFacts | 
     text = f"{count(lengths.rows, 'chunk')}, {number(hours)} hours of audio in {count(size.files, 'file')}"
     if size.total_bytes is not None:
         text += f", {data_size(size.total_bytes)}"
-    remarks = [fine("source", f"{text}; every file was looked at")]
-    remarks += check_survey(survey, FINE)
+    remarks = [fine("source", f"{text}; every file was looked at"), *check_survey(survey, FINE)]
     if not lengths.rows:
         return None, remarks
-
-    of_files = {name: value for name, value in to_facts(survey).items() if name in SourceFacts.__dataclass_fields__}
     facts = SourceFacts(
-        chunks=lengths.rows,
+        lengths.rows,
+        sources.manifests_listed,
+        sources.places is not None,
         audio_s=hours * 3600,
-        of_unknown_length=lengths.unknown,
-        manifests_listed=sources.manifests_listed,
-        longest_s=lengths.longest_ms / 1000 or None,
-        mean_s=lengths.mean_ms / 1000 or None,
+        bytes=size.total_bytes,
         lengths=lengths,
-        **of_files,
+        document={"stats": True, "audio_s": hours * 3600, **to_facts(survey)},
     )
     return facts, remarks
 

@@ -117,10 +117,19 @@ def _conclude(searches: Sequence[ModelSearch], stop: StopRequest, store: Path) -
 def make_work_folder(allocation: Allocation) -> tempfile.TemporaryDirectory[str]:
     """Make a temporary folder on the node."""
     try:
-        return tempfile.TemporaryDirectory("", "badcjobs-probe-", allocation.local_dir, ignore_cleanup_errors=True)
+        return tempfile.TemporaryDirectory(
+            "",
+            "badcjobs-probe-",
+            allocation.local_dir,
+            ignore_cleanup_errors=True,
+        )
     except OSError as error:
         what = f"no temporary folder can be made in {error.filename}"
-        raise BadInput(what, why=error.strerror, fix="export TMPDIR=/a/local/folder") from error
+        raise BadInput(
+            what,
+            why=error.strerror,
+            fix="export TMPDIR=/a/local/folder",
+        ) from error
 
 
 def find_grant(settings: RunSettings, world: World) -> Grant:
@@ -139,7 +148,11 @@ def open_store(order: ProbeOrder, world: World) -> ProbeStore:
     """Return the file that results are kept in; refuse one that cannot be written, before hours of trials."""
     file = order.store or default_store(world.environ)
     if file is None:
-        raise BadInput("there is no folder for the result", why="HOME is not set", fix="--out probe.toml")
+        raise BadInput(
+            "there is no folder for the result",
+            why="HOME is not set",
+            fix="--out probe.toml",
+        )
     store = ProbeStore(world.cwd / file)
     try:
         store.open()
@@ -165,7 +178,15 @@ def make_searches(
         plan = WorkerPlan(0, devices[0], None, threads)
         at_once = workers * engine.chunks_at_once(plan)
         version = engine.version or "unknown"
-        key = ProbeKey(name, memory_bytes, engine.name, version, subject_of(settings), at_once, workers)
+        key = ProbeKey(
+            name,
+            memory_bytes,
+            engine.name,
+            version,
+            subject_of(settings),
+            at_once,
+            workers,
+        )
         if order.again:
             store.put(Probed(key))
         yield ModelSearch(key, devices, threads, store, order)
@@ -181,7 +202,13 @@ def open_records(
     out = RunFolder(work_folder / "run" if keep is None else world.cwd / keep)
     out.create()
     key = out.claim(allocation.key)
-    records = Records(key, out.task_database(key), allocation, world, live_mode=settings.live_mode)
+    records = Records(
+        key,
+        out.task_database(key),
+        allocation,
+        world,
+        live_mode=settings.live_mode,
+    )
     verdict = "failed"
     if keep is not None:
         world.log_to(out.task_log(key))
@@ -266,16 +293,22 @@ class ModelSearch:
                 self.host_note = (
                     f"{self.key.gpu}: nothing longer than {ceiling_s:g} s is tried: the node's memory may not hold it"
                 )
-        return None if self.problem else next_step(self.trials, self._bounds, self.in_flight)
+        if self.problem:
+            return None
+        return next_step(self.trials, self._bounds, self.in_flight)
 
     def expected_s(self, step: ProbeStep) -> float:
         """Return about how long a trial will take; 0: not known."""
         rate = self.rate
-        return 0.0 if rate is None else self._start_up_s + self.chunks(step) * step.length_s / rate
+        if rate is None:
+            return 0.0
+        return self._start_up_s + self.chunks(step) * step.length_s / rate
 
     def lanes(self, step: ProbeStep) -> int:
         """Return how many chunks of a trial are worked on at the same time."""
-        return self.key.workers if step.lean else self.key.chunks_at_once
+        if step.lean:
+            return self.key.workers
+        return self.key.chunks_at_once
 
     def chunks(self, step: ProbeStep) -> int:
         """Return how many chunks a trial gets."""
@@ -290,23 +323,25 @@ class ModelSearch:
             return self._guess
         return max(measured, key=lambda trial: trial.length_s).times_real_time
 
-    def end(self, run: TrialRun, outcome: Trial | Trouble | None) -> bool:
-        """Store the outcome of a trial (None: it was stopped); return whether it was too short to count."""
+    def end(self, run: TrialRun, outcome: Trial | Trouble | None) -> None:
+        """Store the outcome of a trial; None: it was stopped."""
         self.in_flight.remove(run.step)
         self.free.append(run.plans[0].device)
         if outcome is None:
-            return False
+            return
         if isinstance(outcome, Trouble):
             self.problem = explain(outcome, self.key, run.step)
-            return False
+            return
+        end = f"{self.key.gpu}: {run.step.length_s:g} s: {outcome.outcome}, {memory(outcome.peak_bytes)} at most"
+        log.info("%s, %s real time", end, speed(outcome.times_real_time))
         if self._guess is None and is_too_short(outcome, self.lanes(run.step), self._trial_s):
             self._guess = outcome.times_real_time or _FASTER_THAN_ANYTHING
-            return True
+            log.info("%s: too short to count: repeated with more chunks", self.key.gpu)
+            return
         self.trials.append(outcome)
         self._at = datetime.fromtimestamp(run.bench.clock.now_ms() / 1000, timezone.utc).strftime("%FT%TZ")
         self._start_up_s = run.start_up_s
         self.keep()
-        return False
 
 
 def explain(trouble: Trouble, key: ProbeKey, step: ProbeStep) -> BadcjobsError:
@@ -333,7 +368,12 @@ def _shorter(step: ProbeStep) -> str:
 # --- all searches together --------------------------------------------------------------------------------------------
 
 
-def run_trials(bench: Bench, world: World, searches: Sequence[ModelSearch], until_s: float) -> None:
+def run_trials(
+    bench: Bench,
+    world: World,
+    searches: Sequence[ModelSearch],
+    until_s: float,
+) -> None:
     """Run the trials of all searches until all are done or the time is over."""
     clock = world.clock
     host = _HostMemory(world)
@@ -345,9 +385,9 @@ def run_trials(bench: Bench, world: World, searches: Sequence[ModelSearch], unti
             over = True
             for _, run in running:
                 run.break_off()
-        for search in () if over else searches:
+        for search in searches:
             left_s = until_s - clock.monotonic_s()
-            while search.free:
+            while search.free and not over:
                 step = search.next_step(host.bytes)
                 if step is None or search.expected_s(step) > left_s:
                     break
@@ -361,7 +401,8 @@ def run_trials(bench: Bench, world: World, searches: Sequence[ModelSearch], unti
         bench.records.check_recorder()
         for search, run in [pair for pair in running if not pair[1].busy]:
             running.remove((search, run))
-            _end(search, run, over=over)
+            outcome = run.end()
+            search.end(run, None if over else outcome)
 
 
 class _HostMemory:
@@ -386,17 +427,6 @@ class _HostMemory:
                 run.host_peak_bytes = max(run.host_peak_bytes or 0, reading.memory_bytes)
 
 
-def _end(search: ModelSearch, run: TrialRun, *, over: bool) -> None:
-    """Store what came of a trial; nothing, if the time is over."""
-    outcome = run.end()
-    if over:
-        search.end(run, None)
-        return
-    again = search.end(run, outcome)
-    note = "; too short to count: repeated with more chunks" if again else ""
-    log.info("%s: %s%s", search.key.gpu, _describe(run.step, outcome), note)
-
-
 def _begin(bench: Bench, search: ModelSearch, step: ProbeStep, number: int) -> TrialRun:
     key = search.key
     device = search.free.pop(0)
@@ -404,7 +434,12 @@ def _begin(bench: Bench, search: ModelSearch, step: ProbeStep, number: int) -> T
     slots = range((number - 1) * key.workers, number * key.workers)
     plans = [WorkerPlan(slot, device, device_id, search.threads) for slot in slots]
     run = TrialRun(bench, step, plans, search.chunks(step), search.lanes(step), number)
-    log.info("%s: trying %g s%s", key.gpu, step.length_s, " with one thread" if step.lean else "")
+    log.info(
+        "%s: trying %g s%s",
+        key.gpu,
+        step.length_s,
+        " with one thread" if step.lean else "",
+    )
     search.in_flight.append(step)
     try:
         run.begin()
@@ -415,14 +450,3 @@ def _begin(bench: Bench, search: ModelSearch, step: ProbeStep, number: int) -> T
             fix=f"export TMPDIR=/a/local/folder/with/space   (or shorter trials: {_shorter(step)})",
         ) from problem
     return run
-
-
-def _describe(step: ProbeStep, outcome: Trial | Trouble) -> str:
-    if isinstance(outcome, Trouble):
-        return f"{step.length_s:g} s failed: {outcome.error_class}"
-    text = f"{step.length_s:g} s: {outcome.outcome}"
-    if outcome.peak_bytes is not None:
-        text += f", {memory(outcome.peak_bytes)} at most"
-    if outcome.times_real_time is not None:
-        text += f", {speed(outcome.times_real_time)} real time"
-    return text

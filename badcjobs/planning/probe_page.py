@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from badcjobs.model import FITS, NO_START, TOO_LONG, Probed, Trial, not_none
-from badcjobs.planning.probe_search import device_words, setup_words
+from badcjobs.model import FITS, NO_START, TOO_LONG, Probed, not_none
+from badcjobs.planning.probe_search import device_words, setup_words, usual_trials
 from badcjobs.report.page import NO_CHARTS, Section, figure, paragraph, whole_page
 from badcjobs.report.tables import WIDTH, Cell, Table, columns, table_html, table_text
 from badcjobs.report.text import wrap
-from badcjobs.words import UNKNOWN, memory, number, share_words
+from badcjobs.words import memory, number, share_words
 
-_OUTCOMES = {FITS: "", TOO_LONG: "out of memory", NO_START: "no room for the models"}
+_OUTCOMES = {FITS: "fits", TOO_LONG: "out of memory", NO_START: "no room for the models"}
 _MEMORY = "memory"
 _SPEED = "speed"
 _CAPTIONS = {
@@ -23,19 +23,27 @@ _CAPTIONS = {
 _GIB = 2**30
 
 
-def probe_text(probes: Sequence[Probed], kept: str, notes: Sequence[str] = (), width: int = WIDTH) -> str:
+def probe_text(
+    probes: Sequence[Probed],
+    kept: str,
+    notes: Sequence[str] = (),
+    width: int = WIDTH,
+) -> str:
     """Return the tables and the sentences below them; ``kept``: the file, and what reads it."""
-    sentences = []
     lines = []
     for place, probed in enumerate(probes):
-        lines += wrap(f"{device_words(probed.key)}; {setup_words(probed.key)}", indent=2, width=width)
+        lines += wrap(
+            f"{device_words(probed.key)}; {setup_words(probed.key)}",
+            indent=2,
+            width=width,
+        )
         lines += [*table_text(_table(place, probed), width), ""]
         for sentence in _sentences(probed):
             lines += wrap(f"  {sentence}", indent=4, width=width)
         lines.append("")
+    sentences = [f"note: {note}" for note in notes]
     if any(probed.result is not None for probed in probes):
-        sentences.append(f"stored in {kept}")
-    sentences += [f"note: {note}" for note in notes]
+        sentences.insert(0, f"stored in {kept}")
     for sentence in sentences:
         lines += wrap(f"  {sentence}", indent=4, width=width)
     return "\n".join(lines).rstrip()
@@ -63,7 +71,12 @@ def probe_page(probes: Sequence[Probed], notes: Sequence[str]) -> str:
         for name, caption in _CAPTIONS.items():
             drawn_at = places.get(f"{name}-{place}")
             if drawn_at is not None:
-                charts += figure(f"{name}-{place}", drawn_at, f"{caption} The table below has the figures.", caption)
+                charts += figure(
+                    f"{name}-{place}",
+                    drawn_at,
+                    f"{caption} The table below has the figures.",
+                    caption,
+                )
         if charts:
             body += f'<div class="charts">{charts}</div>'
         elif not places:
@@ -77,7 +90,7 @@ def probe_page(probes: Sequence[Probed], notes: Sequence[str]) -> str:
 
 
 def _curves(place: int, probed: Probed, figures: Any) -> Iterator[tuple[str, Any]]:
-    usual = [trial for trial in _curve_of(probed) if trial.outcome == FITS and not trial.lean]
+    usual = usual_trials(probed.trials)
     result = probed.result
     marks_s = [] if result is None else sorted({*not_none((result.best_s, result.safe_s))})
 
@@ -85,7 +98,17 @@ def _curves(place: int, probed: Probed, figures: Any) -> Iterator[tuple[str, Any
     if peaks:
         name = f"{_MEMORY}-{place}"
         total = probed.key.memory_bytes
-        yield name, figures.curve(name, "GiB", "0.[00]", peaks, total and total / _GIB, marks_s)
+        yield (
+            name,
+            figures.curve(
+                name,
+                "GiB",
+                "0.[00]",
+                peaks,
+                total and total / _GIB,
+                marks_s,
+            ),
+        )
     rates = [(trial.length_s, trial.times_real_time) for trial in usual if trial.times_real_time is not None]
     if rates:
         name = f"{_SPEED}-{place}"
@@ -96,33 +119,29 @@ def _table(place: int, probed: Probed) -> Table:
     total = probed.key.memory_bytes
     best_s = probed.result and probed.result.best_s
     rows = []
-    for trial in _curve_of(probed):
+    for trial in sorted(probed.trials, key=lambda trial: (trial.lean, trial.length_s)):
         rate = trial.times_real_time
-        peak_bytes = trial.peak_bytes
-        full = None if peak_bytes is None or not total else peak_bytes / total
-        rate_text = UNKNOWN
-        if rate is not None:
-            rate_text = number(rate, 0 if rate >= 100 else 1)
-        remarks = [_OUTCOMES[trial.outcome]]
+        full_percent = 100 * trial.peak_bytes / total if trial.peak_bytes and total else None
+        outcome = _OUTCOMES[trial.outcome]
         if trial.lean:
-            remarks.append("with one thread")
+            outcome += ", with one thread"
         elif trial.outcome == FITS and trial.length_s == best_s:
-            remarks.append("← best")
+            outcome += " ← best"
         cells = (
             Cell(f"{trial.length_s:g} s", trial.length_s),
-            Cell(memory(peak_bytes), peak_bytes),
-            Cell(share_words(full and 100 * full), full),
-            Cell(rate_text, rate),
-            ", ".join(filter(None, remarks)) or "fits",
+            Cell(memory(trial.peak_bytes), trial.peak_bytes),
+            Cell(share_words(full_percent), full_percent),
+            Cell(number(rate, 1), rate),
+            outcome,
         )
         rows.append(cells)
     heads = columns("chunk length", "peak memory", "of the device", "× real time", "<outcome")
-    return Table(f"trials-{place}", f"Every length that was tried on {device_words(probed.key)}", heads, rows)
-
-
-def _curve_of(probed: Probed) -> list[Trial]:
-    """Return the trials in order: first those with the usual threads, the shortest first."""
-    return sorted(probed.trials, key=lambda trial: (trial.lean, trial.length_s))
+    return Table(
+        f"trials-{place}",
+        f"Every length that was tried on {device_words(probed.key)}",
+        heads,
+        rows,
+    )
 
 
 def _sentences(probed: Probed) -> Iterator[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -52,7 +51,11 @@ def cannot_start(trials: Trials, *, lean: bool) -> bool:
     return any(trial.outcome == NO_START and trial.lean >= lean for trial in trials)
 
 
-def next_step(trials: Trials, bounds: Bounds, in_flight: Collection[ProbeStep] = ()) -> ProbeStep | None:
+def next_step(
+    trials: Trials,
+    bounds: Bounds,
+    in_flight: Collection[ProbeStep] = (),
+) -> ProbeStep | None:
     """Return what to try next; None: nothing now, and if nothing is in flight either, the search is over.
 
     The lean way is searched only where a length does not fit as usual.
@@ -73,7 +76,12 @@ def usual_is_over(trials: Trials, bounds: Bounds) -> bool:
     return _next_length(trials, False, bounds, []) is None
 
 
-def _next_length(trials: Trials, lean: bool, bounds: Bounds, busy_s: Sequence[float]) -> float | None:
+def _next_length(
+    trials: Trials,
+    lean: bool,
+    bounds: Bounds,
+    busy_s: Sequence[float],
+) -> float | None:
     if cannot_start(trials, lean=lean):
         return None
     fits_s, too_long_s = bracket(trials, lean=lean)
@@ -88,7 +96,9 @@ def _next_length(trials: Trials, lean: bool, bounds: Bounds, busy_s: Sequence[fl
         return min(longer_s, bounds.longest_s)
     if fits_s is None:
         shorter_s = _rounded(min([too_long_s, *busy_s]) / 2)
-        return shorter_s if shorter_s >= bounds.shortest_s else None
+        if shorter_s >= bounds.shortest_s:
+            return shorter_s
+        return None
     # The middle of the widest stretch without a trial, on a scale of ratios.
     busy_between = [length_s for length_s in busy_s if fits_s < length_s < too_long_s]
     points = sorted({fits_s, too_long_s, *busy_between})
@@ -96,7 +106,9 @@ def _next_length(trials: Trials, lean: bool, bounds: Bounds, busy_s: Sequence[fl
     if high_s <= low_s * (1 + bounds.tolerance):
         return None
     middle_s = _rounded(math.sqrt(low_s * high_s))
-    return middle_s if low_s < middle_s < high_s else None
+    if low_s < middle_s < high_s:
+        return middle_s
+    return None
 
 
 def _rounded(seconds: float) -> float:
@@ -108,25 +120,34 @@ def _rounded(seconds: float) -> float:
 
 # --- result -----------------------------------------------------------------------------------------------------------
 
-ABOUT_AS_FAST = 0.98  # of the fastest; a smaller difference is noise
+_ABOUT_AS_FAST = 0.98  # of the fastest; a smaller difference is noise
 
 
 def evaluate(trials: Trials, margin_percent: float, *, finished: bool = True) -> ProbeResult:
     """Return the result of all trials; that of the lean trials only if ``finished``."""
     longest_s, too_long_s = bracket(trials, lean=False)
     safe_s = _safe(longest_s, too_long_s, margin_percent)
-    result = ProbeResult(
-        longest_s, too_long_s, safe_s, best_s=None, times_real_time=None, margin_percent=margin_percent
-    )
-    best = choose_best(trials, safe_s)
-    if best is not None:
-        best_s = None if safe_s is None else min(best.length_s, safe_s)
-        result = replace(result, best_s=best_s, times_real_time=best.times_real_time, peak_bytes=best.peak_bytes)
+    best = choose_best(trials, safe_s) or Trial(0.0, False, TOO_LONG)
+    lean_longest_s = lean_too_long_s = None
     if finished and any(trial.lean for trial in trials):
-        longest_s, too_long_s = bracket(trials, lean=True)
-        safe_s = _safe(longest_s, too_long_s, margin_percent)
-        result = replace(result, lean_longest_s=longest_s, lean_too_long_s=too_long_s, lean_safe_s=safe_s)
-    return result
+        lean_longest_s, lean_too_long_s = bracket(trials, lean=True)
+    return ProbeResult(
+        longest_s,
+        too_long_s,
+        safe_s,
+        best_s=min(best.length_s, safe_s or 0.0) or None,
+        times_real_time=best.times_real_time,
+        peak_bytes=best.peak_bytes,
+        lean_longest_s=lean_longest_s,
+        lean_too_long_s=lean_too_long_s,
+        lean_safe_s=_safe(lean_longest_s, lean_too_long_s, margin_percent),
+        margin_percent=margin_percent,
+    )
+
+
+def usual_trials(trials: Trials) -> list[Trial]:
+    """Return the trials that fit with the usual threads, the shortest first."""
+    return sorted((t for t in trials if t.outcome == FITS and not t.lean), key=lambda trial: trial.length_s)
 
 
 def choose_best(trials: Trials, at_most_s: float | None) -> Trial | None:
@@ -135,24 +156,34 @@ def choose_best(trials: Trials, at_most_s: float | None) -> Trial | None:
     Shorter chunks are finished sooner, lose less to a kill, and leave memory to spare. What is longer than is safe does
     not count, unless there is nothing else.
     """
-    measured = [t for t in trials if t.outcome == FITS and not t.lean and t.times_real_time is not None]
-    safe = [t for t in measured if at_most_s is None or t.length_s <= at_most_s]
-    candidates = sorted(safe or measured, key=lambda trial: trial.length_s)
-    fastest = max((trial.times_real_time or 0.0 for trial in candidates), default=0.0)
-    return next((t for t in candidates if (t.times_real_time or 0.0) >= ABOUT_AS_FAST * fastest), None)
+    measured = [trial for trial in usual_trials(trials) if trial.times_real_time]
+    safe = [trial for trial in measured if at_most_s is None or trial.length_s <= at_most_s]
+    fastest = max((trial.times_real_time or 0.0 for trial in safe or measured), default=0.0)
+    fast = [trial for trial in safe or measured if (trial.times_real_time or 0.0) >= _ABOUT_AS_FAST * fastest]
+    if fast:
+        return fast[0]
+    return None
 
 
-def _safe(longest_s: float | None, too_long_s: float | None, margin_percent: float) -> float | None:
+def _safe(
+    longest_s: float | None,
+    too_long_s: float | None,
+    margin_percent: float,
+) -> float | None:
     """Return the longest less the margin; where nothing was too long there is no edge to keep away from."""
     if longest_s is None or too_long_s is None:
         return longest_s
     safe_s = longest_s * (1 - margin_percent / 100)
-    return float(math.floor(safe_s)) if safe_s >= 10 else round(safe_s, 2)
+    if safe_s >= 10:
+        return float(math.floor(safe_s))
+    return round(safe_s, 2)
 
 
 def device_words(key: ProbeKey) -> str:
     """Return the model of a device with its memory."""
-    return key.gpu if key.memory_bytes is None else f"{key.gpu}, {memory(key.memory_bytes)}"
+    if key.memory_bytes is None:
+        return key.gpu
+    return f"{key.gpu}, {memory(key.memory_bytes)}"
 
 
 def setup_words(key: ProbeKey) -> str:

@@ -30,7 +30,12 @@ _TOO_SHORT = 0.5  # of the wanted seconds: a shorter measurement is noise
 _NOT_WORTH_A_SECOND = 5.0  # times the wanted seconds: the warm-up of such a trial does not count
 
 
-def count_rounds(length_s: float, lanes: int, seconds: float, times_real_time: float | None) -> int:
+def count_rounds(
+    length_s: float,
+    lanes: int,
+    seconds: float,
+    times_real_time: float | None,
+) -> int:
     """Return how many chunks each lane gets, to work about so many seconds.
 
     The first chunk warms a lane up, unless one takes so long already. ``lanes``: chunks worked on at the same time.
@@ -84,7 +89,15 @@ class TrialEvents:
         elif isinstance(event, ChunkResult):
             error = event.error or ""
             batch_error_class = event.batch_error_class
-            self._troubles.append(Trouble(event.error_class or "", error, False, event.charged, batch_error_class))
+            self._troubles.append(
+                Trouble(
+                    event.error_class or "",
+                    error,
+                    False,
+                    event.charged,
+                    batch_error_class,
+                )
+            )
         elif isinstance(event, BatchOver) and event.broken is not None:
             broken = event.broken
             self._troubles.append(Trouble(broken.error_class, str(broken), at_start=broken.at_start))
@@ -157,7 +170,16 @@ class TrialRun:
                 except OSError:
                     target.symlink_to(audio[sound])
             name = f"{self.number}-{way}-{length_s:g}s-{number}"
-            chunks.append(Chunk("probe", name, str(sound), str(target.absolute()), 0, round(length_s * 1000)))
+            chunks.append(
+                Chunk(
+                    "probe",
+                    name,
+                    str(sound),
+                    str(target.absolute()),
+                    0,
+                    round(length_s * 1000),
+                )
+            )
         return chunks
 
     def look(self, timeout_s: float) -> None:
@@ -189,7 +211,13 @@ class TrialRun:
             if not out_of_memory:
                 return trouble
             outcome = NO_START if trouble.at_start else TOO_LONG
-            return Trial(self.step.length_s, self.step.lean, outcome, chunks=done, host_peak_bytes=self.host_peak_bytes)
+            return Trial(
+                self.step.length_s,
+                self.step.lean,
+                outcome,
+                chunks=done,
+                host_peak_bytes=self.host_peak_bytes,
+            )
         work_s, rate = measure(self.watch.done, self.lanes)
         return Trial(
             self.step.length_s,
@@ -241,13 +269,25 @@ def measure(done: Sequence[ChunkResult], lanes: int) -> tuple[float | None, floa
 # --- audio ------------------------------------------------------------------------------------------------------------
 
 
-def prepare_sounds(paths: Sequence[Path], cutter: AudioCutter, folder: Path, longest_s: float) -> list[Path]:
+def prepare_sounds(
+    paths: Sequence[Path],
+    cutter: AudioCutter,
+    folder: Path,
+    longest_s: float,
+) -> list[Path]:
     """Return the audio as WAV files, decoded as far as a trial needs it; all mistakes are named at once."""
     sounds = []
     mistakes = []
     for number, path in enumerate(paths):
         try:
-            sounds.append(_prepare_sound(path, cutter, folder / f"sound-{number}.wav", longest_s))
+            sounds.append(
+                _prepare_sound(
+                    path,
+                    cutter,
+                    folder / f"sound-{number}.wav",
+                    longest_s,
+                )
+            )
         except IsADirectoryError:
             mistakes.append(f"{path} is a folder; name a recording in it")
         except OSError as error:

@@ -67,7 +67,15 @@ def resolve_submit(wish: SubmitWish) -> ResolvedSubmit:
     is_local = wish.options.cluster == "local"
     site = find_site(wish.project.site, wish.cwd, "--config site=")
     submission = None if wish.again else _known_submission(wish.out)
-    options = complete(wish.options, wish.project, wish.flags, site, wish.environ, wish.cwd, submission)
+    options = complete(
+        wish.options,
+        wish.project,
+        wish.flags,
+        site,
+        wish.environ,
+        wish.cwd,
+        submission,
+    )
 
     settings = wish.project.make(RunSettings, wish.flags, "submit", mistakes)
     if settings.stop_after:
@@ -113,16 +121,27 @@ def complete(
         return options
 
     usual = {"source": ("?",), "workers_per_gpu": project.get("run", "workers_per_gpu") or AUTO}
-    settings = project.make(RunSettings, {**usual, **flags}, "submit", [])  # mistakes are found later
+    settings = project.make(
+        RunSettings,
+        {**usual, **flags},
+        "submit",
+        [],
+    )  # mistakes are found later
     prefer = project.make(PlanSettings, {}, "submit").prefer
     choice = usual_request(options, prefer, settings, site, environ, cwd)
-    return replace(options, cpus=options.cpus or choice.cpus, mem=options.mem or f"{choice.mem_gb}G")
+    return replace(
+        options,
+        cpus=options.cpus or choice.cpus,
+        mem=options.mem or f"{choice.mem_gb}G",
+    )
 
 
 def _known_submission(out: Path) -> Record | None:
     """Return the submission that a run folder knows, also one that was interrupted."""
     intent = read_intent(out)
-    return read_record(out) if intent is None else intent[1]
+    if intent is None:
+        return read_record(out)
+    return intent[1]
 
 
 def bill_lines(resolved: ResolvedSubmit, environ: Environ, cwd: Path) -> list[str]:

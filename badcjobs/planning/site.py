@@ -57,7 +57,12 @@ class Site:
         """How it bills; None: not in its file."""
         if not (self.bill_gpu or self.bill_memory_gb or self.bill_cpu):
             return None
-        return Billing(self.bill_gpu or 0.0, self.bill_memory_gb or 0.0, self.bill_cpu or 0.0, self.bill_rule)
+        return Billing(
+            self.bill_gpu or 0.0,
+            self.bill_memory_gb or 0.0,
+            self.bill_cpu or 0.0,
+            self.bill_rule,
+        )
 
     @property
     def cores_per_gpu(self) -> int | None:
@@ -65,6 +70,16 @@ class Site:
         if not self.node_cpus or not self.node_gpus:
             return None
         return max(1, self.node_cpus // self.node_gpus)
+
+    def task_limits(self) -> list[tuple[int, str]]:
+        """Return how many tasks may be submitted at a time, and who says so."""
+        limits = []
+        if self.array_tasks:
+            limits.append((self.array_tasks, f"{self.name} allows arrays of {self.array_tasks:,}"))
+        if self.queued_jobs:
+            why = f"{self.name} queues {self.queued_jobs:,} jobs, the merge job too"
+            limits.append((max(1, self.queued_jobs - 1), why))
+        return limits
 
 
 # table of the file → its keys, each with the field of Site
@@ -89,7 +104,12 @@ _KINDS: dict[str, tuple[str, Callable[[Any], object]]] = {
 }
 
 
-def find_site(name: str | None, cwd: Path, option: str = "--site ", trust: Trust | None = None) -> Site:
+def find_site(
+    name: str | None,
+    cwd: Path,
+    option: str = "--site ",
+    trust: Trust | None = None,
+) -> Site:
     """Read a site file that comes with badcjobs, by its name, or the user's own, by its path; ``option`` names it.
 
     None: a site without any rules. ``trust``: refuse modules, which are programs, of a file that is not trusted.
@@ -149,7 +169,11 @@ def parse_site(document: Mapping[str, Any], where: str) -> Site:
     return Site(name=document["name"], **values)
 
 
-def _parse_table(table: str, content: Mapping[str, Any], mistakes: list[str]) -> dict[str, Any]:
+def _parse_table(
+    table: str,
+    content: Mapping[str, Any],
+    mistakes: list[str],
+) -> dict[str, Any]:
     """Return the values of a table by the fields of Site; add wrong ones to ``mistakes``."""
     values: dict[str, Any] = {}
     for key, value in content.items():
@@ -178,7 +202,11 @@ _HEAD = """\
 Values = dict[str, dict[str, Any]]  # by table and key
 
 
-def find_here(environ: Environ, cwd: Path, site: str | None) -> tuple[list[tuple[str, str]], Values]:
+def find_here(
+    environ: Environ,
+    cwd: Path,
+    site: str | None,
+) -> tuple[list[tuple[str, str]], Values]:
     """Find the site, Slurm, the GPUs and HawkEars; return sentences for the user, and values of settings."""
     path = environ.get("PATH")
     values: Values = {"": {}, "run": {}, "submit": {}}
@@ -187,15 +215,10 @@ def find_here(environ: Environ, cwd: Path, site: str | None) -> tuple[list[tuple
     if name is not None:
         rules = find_site(name, cwd)
         values[""]["site"] = name
-        if rules.node_gpus is not None:
-            values["submit"]["gpus_per_task"] = rules.node_gpus
-        setup = []
-        if rules.modules:
-            setup.append(f"module load {' '.join(rules.modules)}")
-        if rules.cache:
-            setup.append(f'export XDG_CACHE_HOME="{rules.cache}"')
-        if setup:
-            values["submit"]["setup"] = setup
+        modules = rules.modules and f"module load {' '.join(rules.modules)}"
+        cache = rules.cache and f'export XDG_CACHE_HOME="{rules.cache}"'
+        submit = {"gpus_per_task": rules.node_gpus, "setup": [line for line in (modules, cache) if line]}
+        values["submit"] = {key: value for key, value in submit.items() if value}
         sentences.append(("site", rules.name))
     if shutil.which("sbatch", path=path) is not None:
         sentences.append(("Slurm", "sbatch found: badcjobs submit makes a job array"))
@@ -209,7 +232,9 @@ def find_here(environ: Environ, cwd: Path, site: str | None) -> tuple[list[tuple
     names = sorted({device.name or "unknown model" for device in devices})
     sentences.append(("GPUs", f"{len(devices)} here: {', '.join(names)}" if devices else "none here"))
     program = shutil.which("hawkears", path=path)
-    state = f"found: {program}" if program else "not found on PATH: set hawkears_python, or engine"
+    state = f"found: {program}"
+    if program is None:
+        state = "not found on PATH: set hawkears_python, or engine"
     return [*sentences, ("HawkEars", state)], values
 
 
@@ -247,4 +272,6 @@ def _shown_default(setting: Setting) -> Any:
     """Return the default of a setting, or an example of a value where it has none."""
     if setting.default not in (None, ()):
         return setting.default
-    return setting.unset if setting.example is None else setting.example
+    if setting.example is None:
+        return setting.unset
+    return setting.example

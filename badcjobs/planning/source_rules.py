@@ -27,10 +27,13 @@ _FAULTS = {
 
 
 def to_facts(survey: Survey) -> dict[str, Any]:
-    """Return files, bytes, and every file that gives no audio, for JSON documents."""
+    """Return the chunks and files of a source, and every file that gives no audio, for JSON documents."""
     walk = survey.walk
     size = walk.size
     return {
+        "chunks": survey.lengths.rows,
+        "longest_s": survey.lengths.longest_ms / 1000,
+        "of_unknown_length": survey.lengths.unknown,
         "files": size.files,
         "bytes": size.total_bytes,
         "files_of_unknown_size": size.unsized,
@@ -55,7 +58,12 @@ def check_survey(survey: Survey, quiet: str) -> Iterator[Remark]:
     if remarks.left_out:
         may_be_audio = any(ending in PERHAPS_AUDIO for ending in remarks.left_out)
         severity = WARNING if may_be_audio else quiet
-        yield Remark(severity, "left out", left_out_words(remarks.left_out), "badcjobs guide audio   (formats)")
+        yield Remark(
+            severity,
+            "left out",
+            left_out_words(remarks.left_out),
+            "badcjobs guide audio   (formats)",
+        )
     for text in remarks.notes():
         yield note("passed over", text)
 
@@ -73,10 +81,15 @@ def check_places(places: PlaceCounts | None, quiet: str) -> Iterator[Remark]:
 
 def _check_left_out(survey: Survey) -> Iterator[Remark]:
     mistakes = survey.mistakes
-    if mistakes.words:
+    if mistakes.count:
         text = f"{mistakes.words} cannot be used: badcjobs run would refuse them, or fail those without usable audio"
         details = with_more(mistakes.examples(SHOWN)[0], mistakes.count)
-        yield problem("left out", text, mistakes.fix or "badcjobs check --help", tuple(details))
+        yield problem(
+            "left out",
+            text,
+            mistakes.fix or "badcjobs check --help",
+            tuple(details),
+        )
 
 
 def _check_faults(survey: Survey) -> Iterator[Remark]:
@@ -90,7 +103,13 @@ def _check_faults(survey: Survey) -> Iterator[Remark]:
         if fault == BROKEN_AUDIO and survey.nothing_there:
             text += f"; {count(survey.nothing_there, 'chunk')} without any of it would fail"
         path = shell_line(Path(remarks.first_fault[fault]))
-        yield Remark(severity, fault.replace("_", " "), text, fix.format(path=path), tuple(names))
+        yield Remark(
+            severity,
+            fault.replace("_", " "),
+            text,
+            fix.format(path=path),
+            tuple(names),
+        )
 
 
 def _check_lengths(survey: Survey) -> Iterator[Remark]:

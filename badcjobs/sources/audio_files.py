@@ -52,11 +52,16 @@ def read_header(path: Path | str) -> AudioHeader:
 
 
 def _of_flac(flac: formats.FlacInfo) -> AudioHeader:
-    length_s = flac.frames / flac.rate_hz if flac.frames else None
+    length_s = flac.frames / flac.rate_hz or None
     if not flac.has_audio:
-        return AudioHeader(length_s, flac.rate_hz, flac.channels, fault=EMPTY_FILE, why=_NO_FRAMES)
-    unfinished = flac.frames > 0 and not flac.length_in_header
-    return AudioHeader(length_s, flac.rate_hz, flac.channels, unfinished=unfinished)
+        return AudioHeader(
+            length_s,
+            flac.rate_hz,
+            flac.channels,
+            fault=EMPTY_FILE,
+            why=_NO_FRAMES,
+        )
+    return AudioHeader(length_s, flac.rate_hz, flac.channels, unfinished=length_s is None)
 
 
 def _of_wav(wav: formats.WavHeader) -> AudioHeader:
@@ -72,14 +77,31 @@ def _of_wav(wav: formats.WavHeader) -> AudioHeader:
         there_s = wav.data_bytes / wav.bytes_per_s
         promised_s = there_s + wav.missing_bytes / wav.bytes_per_s
     else:
-        return AudioHeader(None, rate_hz, channels, unfinished=wav.unfinished and wav.data_bytes > 0)
+        return AudioHeader(
+            None,
+            rate_hz,
+            channels,
+            unfinished=wav.unfinished and wav.data_bytes > 0,
+        )
 
     if promised_s - there_s > _SLACK_S:
         why = f"its header says {promised_s:g} s, the file has {there_s:g} s"
-        return AudioHeader(promised_s, rate_hz, channels, there_s, fault="" if there_s else BROKEN_AUDIO, why=why)
+        return AudioHeader(
+            promised_s,
+            rate_hz,
+            channels,
+            there_s,
+            fault="" if there_s else BROKEN_AUDIO,
+            why=why,
+        )
     if there_s == 0:
         return AudioHeader(0.0, rate_hz, channels, fault=EMPTY_FILE, why=_NO_FRAMES)
-    return AudioHeader(there_s, rate_hz, channels, unfinished=wav.unfinished and wav.data_bytes > 0)
+    return AudioHeader(
+        there_s,
+        rate_hz,
+        channels,
+        unfinished=wav.unfinished and wav.data_bytes > 0,
+    )
 
 
 # --- find files -------------------------------------------------------------------------------------------------------
@@ -163,7 +185,9 @@ def look_at(path: str, folders: Sequence[str], read: ReadHeader | None) -> Found
         if 0 < status.st_size <= LONGEST_POINTER and (key := read_pointer(place)):
             return _not_fetched(path, Path(place), key)
         file = place, Fingerprint(status.st_size, status.st_mtime_ns)
-        return file if read is None else with_header(file, read)
+        if read is None:
+            return file
+        return with_header(file, read)
 
     for place in filter(os.path.islink, places):
         target = str(Path(place).readlink())
@@ -180,12 +204,19 @@ def with_header(found: Found, read: ReadHeader) -> Found:
     """Return the result of look_at with the file's header added."""
     audio_path, file = found
     # Not dataclasses.replace, which takes as long as reading from a local disk.
-    return audio_path, Fingerprint(file.audio_bytes, file.audio_mtime_ns, file.audio_sha256, read(audio_path))
+    return audio_path, Fingerprint(
+        file.audio_bytes,
+        file.audio_mtime_ns,
+        file.audio_sha256,
+        read(audio_path),
+    )
 
 
 def end_ms_of(header: AudioHeader) -> int | None:
     """Return the end of the audio in milliseconds; None: not known."""
-    return None if header.duration_s is None else round(header.duration_s * 1000)
+    if header.duration_s is None:
+        return None
+    return round(header.duration_s * 1000)
 
 
 # --- names that are not UTF-8 -----------------------------------------------------------------------------------------
@@ -219,12 +250,18 @@ def read_pointer(place: str) -> str:
             start = file.read(LONGEST_POINTER)
     except OSError:
         return ""
-    return start.decode(errors="replace").splitlines()[0] if start.startswith(_ANNEX.encode()) else ""
+    if start.startswith(_ANNEX.encode()):
+        return start.decode(errors="replace").splitlines()[0]
+    return ""
 
 
 def _not_fetched(path: str, place: Path, key: str) -> NoAudio:
     fix = f"git -C {shell_line(place.parent)} annex get ."
-    problem = NoAudio(f"git-annex has not fetched the content of {shown(path)}", fix, missing_at=str(place))
+    problem = NoAudio(
+        f"git-annex has not fetched the content of {shown(path)}",
+        fix,
+        missing_at=str(place),
+    )
     if size := _KEY_SIZE.search(key):
         problem.key_bytes = int(size[1])
     return problem
@@ -236,7 +273,9 @@ def explain_missing(place: Path) -> str:
     if not isinstance(problem, NoAudio):
         return f"no such file: {place}"
     # The command is last: tables show only the end of an error.
-    return f"{problem}: {problem.fix}" if problem.fix else str(problem)
+    if problem.fix:
+        return f"{problem}: {problem.fix}"
+    return str(problem)
 
 
 class SourceRoot:
@@ -269,4 +308,6 @@ def without_ending(path: str) -> str:
     ``.wav`` stays unchanged because nothing would be left.
     """
     stem = path[: path.rindex(".")]
-    return path if is_audio(stem) or not stem or stem[-1] == "/" else stem
+    if is_audio(stem) or not stem or stem[-1] == "/":
+        return path
+    return stem

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from badcjobs.model import AudioHeader, Chunk, ChunkKey, Fingerprint, Place, parse_place
 from badcjobs.paths import shell_line
 from badcjobs.sources.audio_files import ESCAPED, Found, NoAudio, end_ms_of, locate, look_at, with_header
-from badcjobs.sources.mistakes import Mistakes, copy_command, quoted, read_lines
+from badcjobs.sources.mistakes import Mistakes, quoted, read_lines
 from badcjobs.sources.walk import Walk, look_ahead
 from badcjobs.words import count
 
@@ -23,7 +23,7 @@ OF_A_PLACE = ("region", "latitude", "longitude", "recording_date", "location_nam
 # A column that a plan adds, because one shard alone does not show it. "yes": the row is a part of its file, and is cut
 # out. "as 0-30000": the first row of the file, which may be in another shard, had these times and decides.
 CUT = "badcjobs_cut"
-_CUT = re.compile(r"|yes|as (\d{1,15})-(\d{1,15})")
+_CUT = re.compile(r"|yes|as \d{1,15}-\d{1,15}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 Times = tuple[int, int | None]  # start and end of a row
 _SLACK_MS = 1000  # a row and its file may differ by this much: recorders are not exact, and numbers are rounded
@@ -43,12 +43,14 @@ class Columns(NamedTuple):
     overlap_ms: int | None = None
     notes: int | None = None
     badcjobs_cut: int | None = None
-    place: tuple[tuple[str, int], ...] = ()  # of --filelist, with their names; they are further columns as well
-    further: tuple[int, ...] = ()  # columns that are not part of a BADC manifest
-    further_names: tuple[str, ...] = ()
+    place: tuple[tuple[str, int], ...] = ()  # of --filelist, with their names
 
-
-NO_COLUMNS = Columns(0, 0, 0, 0)  # of a row that is not from a manifest
+    def carried(self, fields: Sequence[str]) -> list[str]:
+        """Return the fields that a plan hands on as they are: overlap, checksum, notes and, at the end, the place."""
+        of_badc = (self.overlap_ms, self.sha256, self.notes)
+        of_place = dict(self.place)
+        positions = (*of_badc, *map(of_place.get, OF_A_PLACE))
+        return ["" if position is None else fields[position] for position in positions]
 
 
 def split_header(line: str) -> list[str]:
@@ -104,14 +106,8 @@ def parse_header(row: Sequence[str], path: Path, mistakes: Mistakes) -> Columns 
         return None
 
     positions = {name: names.index(name) for name in (*HEADER.split(","), CUT) if name in names}
-    further = [position for position in range(len(names)) if position not in positions.values()]
-    return Columns(
-        len(names),
-        **positions,
-        place=tuple((name, names.index(name)) for name in OF_A_PLACE if name in names),
-        further=tuple(further),
-        further_names=tuple(names[position] for position in further),
-    )
+    place = tuple((name, names.index(name)) for name in OF_A_PLACE if name in names)
+    return Columns(len(names), **positions, place=place)
 
 
 class ManifestRow(NamedTuple):
@@ -130,10 +126,17 @@ class ManifestRow(NamedTuple):
     columns: Columns
 
 
-def check_row(fields: Sequence[str], columns: Columns) -> tuple[Times, list[str]]:
-    """Return start and end (None: not given) and the mistakes of a row."""
+def check_row(fields: Sequence[str], columns: Columns) -> tuple[Times, str, list[str]]:
+    """Return start and end (None: not given), the column CUT and the mistakes of a row."""
     identity = [fields[columns.recording_id], fields[columns.chunk_id], fields[columns.source_path]]
     mistakes = [f"{name} is empty" for name, value in zip(REQUIRED, identity, strict=True) if not value.strip()]
+    if "\\x" in identity[0] and ESCAPED.search(identity[0]) and not ESCAPED.search(identity[2]):
+        mistakes.append(f"recording_id {identity[0]} is not UTF-8; convert the manifest with iconv -f latin1 -t utf-8")
+    cut = ""
+    if columns.badcjobs_cut is not None:
+        cut = fields[columns.badcjobs_cut].strip()
+        if not _CUT.fullmatch(cut):
+            mistakes.append(f'{CUT} {quoted(cut)} is neither "yes" nor "as START-END"')
     times = []
     for name, position in (("start_ms", columns.start_ms), ("end_ms", columns.end_ms)):
         try:
@@ -141,12 +144,12 @@ def check_row(fields: Sequence[str], columns: Columns) -> tuple[Times, list[str]
         except ValueError as error:
             mistakes.append(f"{name} {error}")
     if len(times) < 2:
-        return (0, None), mistakes
+        return (0, None), cut, mistakes
     start = times[0] or 0
     end = times[1]
     if end is not None and end <= start:
         mistakes.append(f"end_ms {end} is not after start_ms {start}")
-    return (start, end), mistakes
+    return (start, end), cut, mistakes
 
 
 def parse_ms(text: str) -> int | None:
@@ -236,7 +239,12 @@ class RowFiles:
             # The engine decides about empty audio; but a start after the end of the audio is a mistake.
             if end_ms is not None and 0 < start_ms >= end_ms:
                 raise NoAudio(f"start_ms {start_ms} is not before the end of the audio at {end_ms} ms")
-        is_cut = (known_cut and self._cuts is None) or self._is_cut(path, first, start_ms, end_ms)
+        is_cut = (known_cut and self._cuts is None) or self._is_cut(
+            path,
+            first,
+            start_ms,
+            end_ms,
+        )
 
         audio_path, fingerprint = self._file
         if self._measured and not is_cut:  # a file may be one of several chunks: its length is not the recording's
@@ -300,7 +308,13 @@ class Manifest:
         files = RowFiles(self.folders, walk)
         for row, look in look_ahead(self.rows(walk, files), files.look, walk.while_waiting):
             try:
-                answer = files.resolve(row.source_path, row.first, look, row.times, known_cut=row.cut == "yes")
+                answer = files.resolve(
+                    row.source_path,
+                    row.first,
+                    look,
+                    row.times,
+                    known_cut=row.cut == "yes",
+                )
             except NoAudio as problem:
                 yield from self._add_missing(row, problem, walk)
                 continue
@@ -340,17 +354,9 @@ class Manifest:
             path = fields[columns.source_path]
             is_ours = walk.takes(recording_id, chunk_id)
 
-            times, mistakes = check_row(fields, columns)
+            times, cut, mistakes = check_row(fields, columns)
             place, wrong_place = read_place(fields, columns)
             mistakes += wrong_place
-            cut = "" if columns.badcjobs_cut is None else fields[columns.badcjobs_cut].strip()
-            cut_parts = _CUT.fullmatch(cut)
-            if cut_parts is None:
-                mistakes.append(f'{CUT} {quoted(cut)} is neither "yes" nor "as START-END"')
-            if "\\x" in recording_id and ESCAPED.search(recording_id) and not ESCAPED.search(path):
-                fix = copy_command(self.path, "iconv -f latin1 -t utf-8")
-                walk.mistakes.add(line, f"recording_id {recording_id} is not UTF-8", fix=fix)
-                is_ours = False
             for mistake in mistakes:
                 walk.mistakes.add(line, mistake)
 
@@ -360,7 +366,7 @@ class Manifest:
                 first = times
                 has_asked = False
                 may_look = walk.may_look()
-            if not is_ours or mistakes or cut_parts is None:
+            if mistakes or not is_ours:
                 continue
             question = None
             lacks_end = times[1] is None
@@ -368,14 +374,11 @@ class Manifest:
                 has_asked = True
                 question = path, files.measures or lacks_end
             first_of_file = first
-            if cut_parts[1]:
-                first_of_file = (int(cut_parts[1]), int(cut_parts[2]))
-            yield (
-                ManifestRow(
-                    line, recording_id, chunk_id, path, times, place, cut, first_of_file, is_first, fields, columns
-                ),
-                question,
-            )
+            if cut.startswith("as "):
+                start, end = cut[3:].split("-")
+                first_of_file = (int(start), int(end))
+            identity = (line, recording_id, chunk_id, path)
+            yield ManifestRow(*identity, times, place, cut, first_of_file, is_first, fields, columns), question
 
     def named_recordings(self) -> Iterator[Chunk]:
         before = None
@@ -385,7 +388,13 @@ class Manifest:
             place, _ = read_place(fields, columns)
             if (recording_id, path, place) != before:
                 before = (recording_id, path, place)
-                yield Chunk(recording_id, recording_id, path, locate(path, self.folders), place=place)
+                yield Chunk(
+                    recording_id,
+                    recording_id,
+                    path,
+                    locate(path, self.folders),
+                    place=place,
+                )
 
     def identities(self) -> Iterator[tuple[int, ChunkKey]]:
         for line, fields, columns in read_rows(self.path, Mistakes([self.name])):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import errno
-import io
 import math
 import shutil
 import stat
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -25,7 +24,6 @@ from badcjobs.sources.audio_formats import (
     new_header,
     read_flac_info,
     read_wav_header,
-    start_with_length,
 )
 
 _SLACK_S = 1.0  # recorders, and rounded times, are not exact
@@ -104,10 +102,17 @@ class AudioCutter:
             target.unlink(missing_ok=True)
             raise
 
-    def _cut_with_ffmpeg(self, source: Path, start_s: float, end_s: float, target: Path) -> None:
+    def _cut_with_ffmpeg(
+        self,
+        source: Path,
+        start_s: float,
+        end_s: float,
+        target: Path,
+    ) -> None:
         ffmpeg = shutil.which("ffmpeg", path=self.search_path)
         if ffmpeg is None:
-            raise NoDecoder(f"{source} cannot be decoded: M4A, AAC and WMA need ffmpeg, which is not on PATH")
+            needs = "M4A, AAC, WMA and FLAC without a length need ffmpeg"
+            raise NoDecoder(f"{source} cannot be decoded: {needs}, which is not on PATH")
         # -ss after the file decodes everything from the start: slow, but right for a file without an index.
         part = ["-ss", f"{start_s:.6f}"]
         if end_s < math.inf:
@@ -138,7 +143,9 @@ def _read_header(path: Path) -> WavHeader | FlacInfo | None:
 def needs_ffmpeg(path: Path) -> bool:
     """Return whether only ffmpeg can decode a file."""
     with open_audio(path) as file:
-        return is_for_ffmpeg(file.read(12))
+        flac = read_flac_info(file)
+        file.seek(0)
+        return is_for_ffmpeg(file.read(12)) or (flac is not None and not flac.frames)
 
 
 def _frames(frames: int, rate_hz: int, start_s: float, end_s: float) -> tuple[int, int]:
@@ -152,17 +159,22 @@ def _copy_wav(source: Path, start_s: float, end_s: float, target: Path) -> None:
         header = read_wav_header(file)
         first, last = _frames(header.frames, header.rate_hz, start_s, end_s)
         if first >= last:
-            _refuse_empty_part(source, header, start_s)
+            _refuse_empty_part(source, header.length_s, start_s, header.promised_s)
         try:
             copy_frames(file, header, first, last, target)
         except EOFError as problem:
             raise CannotCut(f"{source}: {problem}") from problem
 
 
-def _refuse_empty_part(source: Path, header: WavHeader, start_s: float) -> NoReturn:
-    text = f"{source} has {header.length_s:.3f} s of audio and nothing after {start_s:.3f} s"
-    if header.promised_s - header.length_s > _SLACK_S and start_s < header.promised_s:
-        raise NotThere(f"{text}: it is truncated, its header says {header.promised_s:.3f} s")
+def _refuse_empty_part(
+    source: Path,
+    length_s: float,
+    start_s: float,
+    promised_s: float = 0.0,
+) -> NoReturn:
+    text = f"{source} has {length_s:.3f} s of audio and nothing after {start_s:.3f} s"
+    if promised_s - length_s > _SLACK_S and start_s < promised_s:
+        raise NotThere(f"{text}: it is truncated, its header says {promised_s:.3f} s")
     raise CannotCut(text)
 
 
@@ -194,13 +206,21 @@ def measure_with_ffprobe(path: Path, search_path: str | None = None) -> float | 
         length_s = float(_run([*argv, str(path.absolute())]).splitlines()[-1])
     except (ValueError, IndexError):
         return None
-    return length_s if length_s > 0 else None
+    if length_s > 0:
+        return length_s
+    return None
 
 
 def _run(argv: Sequence[str]) -> str:
     """Return the output of a program; the caller checks whether it worked."""
     try:
-        done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=_DECODING_S, check=False)
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_DECODING_S,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return (done.stdout + done.stderr).decode(errors="replace").strip()[-500:]
@@ -209,18 +229,16 @@ def _run(argv: Sequence[str]) -> str:
 # --- libsndfile -------------------------------------------------------------------------------------------------------
 
 _BLOCK = 1 << 16  # frames
-_NO_COUNT = 1 << 62
 _LOADING = Lock()  # if an import fails, another thread that waits for it gets a half-initialized module
 
 
 def _cut_with_libsndfile(source: Path, start_s: float, end_s: float, target: Path) -> None:
     soundfile = load_soundfile()
     try:
-        with _opened(soundfile, source) as audio:
+        with soundfile.SoundFile(source) as audio:
             first, last = _frames(audio.frames, audio.samplerate, start_s, end_s)
             if first >= last:
-                length_s = audio.frames / audio.samplerate
-                raise CannotCut(f"{source} has {length_s:.3f} s of audio and nothing after {start_s:.3f} s")
+                _refuse_empty_part(source, audio.frames / audio.samplerate, start_s)
             try:
                 audio.seek(first)
                 _write(audio, last - first, target)
@@ -236,42 +254,10 @@ def measure_with_libsndfile(path: Path) -> tuple[float | None, int | None, int |
     """Return length, sample rate and channels; None: not known, because the package is missing or cannot read it."""
     try:
         soundfile = load_soundfile()
-        with _opened(soundfile, path) as audio:
+        with soundfile.SoundFile(path) as audio:
             return audio.frames / audio.samplerate or None, audio.samplerate, audio.channels
     except Exception:
         return None, None, None
-
-
-@contextmanager
-def _opened(soundfile: Any, path: Path) -> Iterator[Any]:
-    """Open a file; libsndfile cannot seek in a FLAC file without a length, so the length is added."""
-    with soundfile.SoundFile(path) as audio:
-        if audio.frames < _NO_COUNT:
-            yield audio
-            return
-    with path.open("rb") as file:
-        info = read_flac_info(file)
-        if info is None or not info.frames:
-            raise CannotCut(f"{path} has an unknown length: neither its header nor its last frames give it")
-        start = start_with_length(file, info.frames)
-    with _WithStart(path, start) as complete, soundfile.SoundFile(complete) as audio:
-        yield audio
-
-
-class _WithStart(io.FileIO):
-    """A file that is read with other first bytes."""
-
-    def __init__(self, path: Path, start: bytes) -> None:
-        super().__init__(path)
-        self._start = start
-
-    def readinto(self, buffer: Any) -> int | None:
-        place = self.tell()
-        count = super().readinto(buffer)
-        if count and place < len(self._start):
-            start = self._start[place : place + count]
-            memoryview(buffer).cast("B")[: len(start)] = start
-        return count
 
 
 def load_soundfile() -> Any:
@@ -291,7 +277,12 @@ def _write(audio: Any, frames: int, target: Path) -> None:
     """Write frames that are decoded from now on; our own writing reports errors of the disk, libsndfile's does not."""
     sample_type = _DECODED_AS.get(audio.subtype, "float32")
     sample_bytes = 2 if sample_type == "int16" else 4
-    header = new_header(audio.channels, audio.samplerate, sample_bytes, is_float=sample_type == "float32")
+    header = new_header(
+        audio.channels,
+        audio.samplerate,
+        sample_bytes,
+        is_float=sample_type == "float32",
+    )
     written = 0
     with target.open("wb") as out:
         out.write(make_head(header, frames))

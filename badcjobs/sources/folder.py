@@ -71,22 +71,46 @@ class AudioList:
         for ((line, recording_id, path), walk.row, known_s), answer in ours:
             if isinstance(answer, NoAudio):
                 recording = Chunk(recording_id, recording_id, path, "")
-                yield from walk.add_missing(line, f"{self.refusal}{answer}", answer, recording)
+                yield from walk.add_missing(
+                    line,
+                    f"{self.refusal}{answer}",
+                    answer,
+                    recording,
+                )
                 continue
             audio_path, fingerprint = answer or (path, Fingerprint(header=AudioHeader(known_s)))
             if walk.cutting.cuts_recordings:
-                recording = Chunk(recording_id, recording_id, path, audio_path, fingerprint=fingerprint)
+                recording = Chunk(
+                    recording_id,
+                    recording_id,
+                    path,
+                    audio_path,
+                    fingerprint=fingerprint,
+                )
                 yield from _cut(recording, walk.cutting)
             else:
                 end_ms = end_ms_of(fingerprint.header)
                 is_cut = _needs_a_cut(fingerprint.header)
-                yield Chunk(recording_id, recording_id, path, audio_path, 0, end_ms, fingerprint, is_cut=is_cut)
+                yield Chunk(
+                    recording_id,
+                    recording_id,
+                    path,
+                    audio_path,
+                    0,
+                    end_ms,
+                    fingerprint,
+                    is_cut=is_cut,
+                )
 
     def _ours(self, walk: Walk) -> Iterator[tuple[_Ours, str | None]]:
         """Yield the recordings of this shard, each with the path to look at; None: its length is known."""
         for recording in self.recordings(walk.mistakes, walk.remarks):
             row = walk.rows
-            if not walk.takes(recording.recording_id, recording.recording_id, to_cut=walk.cutting.cuts_recordings):
+            if not walk.takes(
+                recording.recording_id,
+                recording.recording_id,
+                to_cut=walk.cutting.cuts_recordings,
+            ):
                 continue
             known_s = walk.lengths.get(recording.recording_id)
             yield (recording, row, known_s), recording.path if known_s is None else None
@@ -99,7 +123,7 @@ class AudioList:
 def _cut(recording: Chunk, cutting: Cutting) -> Iterator[Chunk]:
     duration_s = recording.fingerprint.header.duration_s
     if duration_s is None:  # the header does not tell the length: the engine gets the complete file
-        yield recording
+        yield replace(recording, is_cut=_needs_a_cut(recording.fingerprint.header))
         return
     audio_ms = -(-round(duration_s * 1_000_000) // 1000)  # rounded up, so that no sample is left out
     stretches = cutting.stretches(audio_ms)
@@ -137,13 +161,23 @@ def audio_folder(path: Path) -> AudioList:
     )
 
 
-def _below(source: Path, below: str, mistakes: Mistakes, remarks: Remarks) -> Iterator[ListedRecording]:
+def _below(
+    source: Path,
+    below: str,
+    mistakes: Mistakes,
+    remarks: Remarks,
+) -> Iterator[ListedRecording]:
     """Yield all audio below a folder of a source; ids and paths are relative to the source."""
     try:
         audio, folders = _list_folder(source, below, remarks)
     except OSError as error:
         look = shell_line("ls", "-ld", source / below)
-        mistakes.add(0, f"{CLOSED_FOLDER}: {below or '.'}", why=error.strerror or "", fix=look)
+        mistakes.add(
+            0,
+            f"{CLOSED_FOLDER}: {below or '.'}",
+            why=error.strerror or "",
+            fix=look,
+        )
         return
     repeated = SeenKeys(map(without_ending, audio)).repeated()
     for name in sorted(audio + list(folders)):

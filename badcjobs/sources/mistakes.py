@@ -29,7 +29,15 @@ class Mistakes:
         self._first: list[tuple[int, int, str, str]] = []
         self._fix: str | None = None
 
-    def add(self, line: int, text: str, *, why: str = "", fix: str | None = None, missing: bool = False) -> None:
+    def add(
+        self,
+        line: int,
+        text: str,
+        *,
+        why: str = "",
+        fix: str | None = None,
+        missing: bool = False,
+    ) -> None:
         """Add a mistake; line 0 means the complete source, and the text continues after its name."""
         self.count += 1
         self.missing += missing
@@ -44,7 +52,7 @@ class Mistakes:
 
     def examples(self, most: int) -> tuple[list[str], str | None]:
         """Return the first mistakes, and a line to paste."""
-        return [self._line(*mistake, named=True) for mistake in self._first[:most]], self._fix
+        return [self.describe(*mistake, named=True) for mistake in self._first[:most]], self._fix
 
     def raise_any(self) -> None:
         """Raise one BadInput for all mistakes, if there are any."""
@@ -58,23 +66,34 @@ class Mistakes:
         source, line, text, why = self._first[0]
         name = self._names[source]
         if self.count == 1 and line == 0:
-            return BadInput(f"{name} {text}", why=why or None, fix=self._fix or shell_line("ls", "-l", name))
+            return BadInput(
+                f"{name} {text}",
+                why=why or None,
+                fix=self._fix or shell_line("ls", "-l", name),
+            )
 
         several = len(self._wrong_sources) > 1
         whose = f"{len(self._wrong_sources)} sources have" if several else f"{name} has"
-        lines = with_more([self._line(*mistake, named=several) for mistake in self._first], self.count)
+        lines = with_more([self.describe(*mistake, named=several) for mistake in self._first], self.count)
         fix = self._fix
         numbers = sorted({line for where, line, *_ in self._first if where == source and line})
         if fix is None and numbers:
             wanted_lines = ";".join(f"{line}p" for line in numbers[:5])
             fix = f"sed -n '{wanted_lines}' {shell_line(name)}"
-        return BadInput(f"{whose} {count(self.count, 'mistake')}", why="\n".join(lines), fix=fix)
+        return BadInput(
+            f"{whose} {count(self.count, 'mistake')}",
+            why="\n".join(lines),
+            fix=fix,
+        )
 
-    def _line(self, source: int, line: int, text: str, why: str, *, named: bool) -> str:
+    def describe(self, source: int, line: int, text: str, why: str, *, named: bool) -> str:
+        """Return a mistake as one line; ``named``: with its source."""
         text = f"{text} ({why})" if why else text
         if line == 0:
             return f"{self._names[source]} {text}"
-        return f"{self._names[source]} line {line}: {text}" if named else f"line {line}: {text}"
+        if named:
+            return f"{self._names[source]} line {line}: {text}"
+        return f"line {line}: {text}"
 
 
 def quoted(value: str) -> str:
@@ -84,12 +103,18 @@ def quoted(value: str) -> str:
 
 def shown(path: str) -> str:
     """Return a path for a message: unchanged, unless it has characters that cannot be printed."""
-    return path if path.isprintable() else repr(path)
+    if path.isprintable():
+        return path
+    return repr(path)
 
 
 # --- remarks ----------------------------------------------------------------------------------------------------------
 
 EXAMPLES = 3
+_SKIPPED = {
+    "hidden": ("hidden name is skipped", "hidden names are skipped"),
+    "linked": ("link to a folder is not followed", "links to folders are not followed"),
+}
 _MOST_PATHS = 200_000  # to find a path with two recording ids
 _ENDINGS = 12  # that are named
 # Files that may contain audio, in a form that engines do not read.
@@ -155,13 +180,8 @@ class Remarks:
     def notes(self) -> list[str]:
         """Return a line for each kind of name that is skipped on purpose."""
         lines = []
-        for kind, singular, plural in (
-            ("hidden", "hidden name is skipped", "hidden names are skipped"),
-            ("linked", "link to a folder is not followed", "links to folders are not followed"),
-        ):
-            if kind in self._skipped:
-                names, first = self._skipped[kind]
-                lines.append(f"{count(names, singular, plural)} (the first: {shown(first)})")
+        for kind, (names, first) in sorted(self._skipped.items()):
+            lines.append(f"{count(names, *_SKIPPED[kind])} (the first: {shown(first)})")
         return lines
 
     def lines(self) -> list[str]:

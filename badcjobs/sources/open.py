@@ -69,7 +69,14 @@ class Sources:
         that it raises ends the reading.
         """
         mistakes = Mistakes([part.name for part in self.parts])
-        walk = Walk(shard, mistakes, self.cutting, remarks or Remarks(), self.read_header, while_waiting)
+        walk = Walk(
+            shard,
+            mistakes,
+            self.cutting,
+            remarks or Remarks(),
+            self.read_header,
+            while_waiting,
+        )
         walk.left_out = self.left_out
         listed = 0
         several = len(self.parts) > 1
@@ -91,7 +98,14 @@ class Sources:
         """
         mistakes = Mistakes([part.name for part in self.parts])
         remarks = Remarks(keeps_missing=True)
-        walk = _IdentityWalk(WHOLE, mistakes, self.cutting, remarks, self.read_header, lengths=lengths)
+        walk = _IdentityWalk(
+            WHOLE,
+            mistakes,
+            self.cutting,
+            remarks,
+            self.read_header,
+            lengths=lengths,
+        )
         walk.note = note
         walk.left_out = self.left_out
         for chunk in self.read_parts(walk, lambda part: part.chunks(walk)):
@@ -218,7 +232,11 @@ def _open_listed(path: Path, root: Path | None, position: int | None) -> Sources
         if isinstance(source, Manifest):
             parts.append(replace(source, named_by=f" (line {line} of {path})"))
     mistakes.raise_any()
-    return Sources(tuple(parts), picked_by_position=position is not None, manifests_listed=len(line_of))
+    return Sources(
+        tuple(parts),
+        picked_by_position=position is not None,
+        manifests_listed=len(line_of),
+    )
 
 
 def _read_manifest_list(path: Path) -> dict[str, int]:
@@ -259,11 +277,18 @@ def recognise(path: Path, root: Path | None, mistakes: Mistakes) -> Recognised |
                 0, "is neither a file nor a folder", why="sources are read more than once, so a pipe cannot be used"
             )
             return None
-        return path if is_audio(path.name) else _recognise_text(path, root, mistakes)
+        if is_audio(path.name):
+            return path
+        return _recognise_text(path, root, mistakes)
     except FileNotFoundError:
         mistakes.add(0, "does not exist", fix=shell_line("ls", "-l", path.parent))
     except OSError as error:
-        mistakes.add(0, "cannot be read", why=error.strerror or str(error), fix=shell_line("ls", "-ld", path))
+        mistakes.add(
+            0,
+            "cannot be read",
+            why=error.strerror or str(error),
+            fix=shell_line("ls", "-ld", path),
+        )
     return None
 
 

@@ -62,7 +62,11 @@ class PlaceList:
             self.mistakes.add(0, f"cannot be read as CSV: {error}")
         except OSError as error:
             what = f"--filelist {path} cannot be read"
-            raise BadInput(what, why=error.strerror, fix=shell_line("ls", "-l", path)) from error
+            raise BadInput(
+                what,
+                why=error.strerror,
+                fix=shell_line("ls", "-l", path),
+            ) from error
 
     def _add(self, line: int, fields: dict[str, str]) -> None:
         place, problems = parse_place(fields)
@@ -99,7 +103,11 @@ def _check_encoding(path: Path) -> None:
         content.decode()
     except UnicodeDecodeError as error:
         fix = copy_command(path, f"iconv -f {encoding} -t UTF-8")
-        raise BadInput(f"{path} is not UTF-8", why=f"it may be {encoding}", fix=fix) from error
+        raise BadInput(
+            f"{path} is not UTF-8",
+            why=f"it may be {encoding}",
+            fix=fix,
+        ) from error
 
 
 def _read_rows(path: Path, mistakes: Mistakes) -> Iterator[tuple[int, dict[str, str]]]:
@@ -207,7 +215,11 @@ class PlaceReader(NamedTuple):
         where = next((place for place in levels if place.is_known), NOWHERE)
         day = next((place.recorded_on for place in levels if place.recorded_on), None)
         location = next((place.location_name for place in levels if place.location_name), None)
-        place = replace(where, recorded_on=day or _day_in_name(recording, name), location_name=location)
+        place = replace(
+            where,
+            recorded_on=day or _day_in_name(recording, name),
+            location_name=location,
+        )
         # As in HawkEars: a recording that the list names without a place is analysed, one that it does not name is not.
         is_left_out = self.filelist.is_given and not rows and not where.is_known
         return replace(
@@ -222,7 +234,9 @@ def _day_in_name(recording: Chunk, name: RecordingName) -> str | None:
     if name.recorded_at is not None:
         return name.recorded_at[:10]
     parts = _DAY.search(posixpath.basename(recording.source_path))
-    return None if parts is None else moment(f"{parts[1]}{parts[3]}{parts[4]}", None)
+    if parts is None:
+        return None
+    return moment(f"{parts[1]}{parts[3]}{parts[4]}", None)
 
 
 def place_reader(settings: RunSettings, cwd: Path) -> PlaceReader:
@@ -297,7 +311,11 @@ def _with_rows(problem: BadInput, sources: Sources) -> BadInput:
         replace(sources, parts=manifests).read_identities(lambda *_: None)
     except BadInput as rows:
         lines = [problem.what, problem.why or "", rows.what, rows.why or ""]
-        return BadInput("these sources have mistakes", why="\n".join(filter(None, lines)), fix=problem.fix)
+        return BadInput(
+            "these sources have mistakes",
+            why="\n".join(filter(None, lines)),
+            fix=problem.fix,
+        )
     return problem
 
 

@@ -74,7 +74,12 @@ def _is_recording(folder: str, recording_id: str) -> bool:
     return has_date is not None or folder == normalize("NFC", posixpath.basename(recording_id))
 
 
-def path_below_root(recording_id: str, source_path: str, audio_path: str, roots: Sequence[str]) -> str | None:
+def path_below_root(
+    recording_id: str,
+    source_path: str,
+    audio_path: str,
+    roots: Sequence[str],
+) -> str | None:
     """Return the path relative to the root of the source; None: it is not below the root."""
     named = posixpath.normpath(source_path)
     if not named.startswith(("/", "../")):
@@ -86,7 +91,9 @@ def path_below_root(recording_id: str, source_path: str, audio_path: str, roots:
     for whole in (path, posixpath.splitext(path)[0]):
         if whole.endswith(f"/{recording_id}"):  # ids of a list are paths relative to its root
             start = len(whole) - len(recording_id)
-            return path[start:] if start > 1 else None  # the id is the complete path: it is outside the root
+            if start > 1:  # the id is the complete path: it is outside the root
+                return path[start:]
+            return None
     return None
 
 
@@ -95,12 +102,16 @@ def find_moment(name: str) -> str | None:
     stamps = _STAMP.findall(name)
     if stamps:
         found = {at for date, time in stamps if (at := moment(date, time)) is not None}
-        return found.pop() if len(found) == 1 else None  # two different ones are perhaps start and end
+        if len(found) == 1:  # two different ones are perhaps start and end
+            return found.pop()
+        return None
     dates = [match for match in _DATE.finditer(name) if moment(match[0], None) is not None]
     if len({match[0] for match in dates}) != 1:
         return None
     times = {time for time in _TIME.findall(name, dates[-1].end()) if moment(dates[0][0], time) is not None}
-    return moment(dates[0][0], times.pop()) if len(times) == 1 else None
+    if len(times) == 1:
+        return moment(dates[0][0], times.pop())
+    return None
 
 
 def moment(date: str, time: str | None) -> str | None:
@@ -109,7 +120,11 @@ def moment(date: str, time: str | None) -> str | None:
         day = datetime(int(date[:4]), int(date[4:6]), int(date[6:]))
         if time is None:
             return day.date().isoformat()
-        return day.replace(hour=int(time[:2]), minute=int(time[2:4]), second=int(time[4:])).isoformat()
+        return day.replace(
+            hour=int(time[:2]),
+            minute=int(time[2:4]),
+            second=int(time[4:]),
+        ).isoformat()
     except ValueError:
         return None
 
@@ -121,7 +136,12 @@ def name_reader(settings: RunSettings, cwd: Path) -> NameReader:
     return NameReader(settings.patterns, tuple(dict.fromkeys(absolute(cwd, str(root)) for root in roots)))
 
 
-def gap_lines(gaps: NameGaps, patterns: Sequence[object], *, nameless: str | None = None) -> Iterator[str]:
+def gap_lines(
+    gaps: NameGaps,
+    patterns: Sequence[object],
+    *,
+    nameless: str | None = None,
+) -> Iterator[str]:
     """Yield a line for each kind of missing name: no date, no matching pattern, no study area.
 
     ``nameless``: the file for recordings without a study area, if there is one file per study area.

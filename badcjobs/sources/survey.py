@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from badcjobs.model import AudioHeader, Chunk, ChunkKey, Fingerprint
 from badcjobs.sources.audio_files import NoAudio, locate
-from badcjobs.sources.badc_manifest import NO_COLUMNS, Columns, Look, Manifest, ManifestRow, RowFiles
+from badcjobs.sources.badc_manifest import Look, Manifest, ManifestRow, RowFiles
 from badcjobs.sources.cutter import needs_ffmpeg
 from badcjobs.sources.mistakes import Mistakes, Remarks, shown
 from badcjobs.sources.open import AudioSource, Sources, note_repeats
@@ -35,8 +35,7 @@ class PlannedRow(NamedTuple):
     end_ms: int | None
     is_cut: bool = False  # a part of a longer file
     cut: str = ""  # the column CUT of a plan
-    fields: Sequence[str] = ()  # as in the manifest
-    columns: Columns = NO_COLUMNS
+    carried: Sequence[str] = ()  # fields of the manifest that are handed on
     there_ms: int | None = None  # where the audio of its truncated file ends, on the clock of its times
     fails: bool = False  # its file gives no audio
 
@@ -71,7 +70,9 @@ class SourceSize:
     def total_bytes(self) -> int | None:
         """All files together; one that was not looked at counts as the mean of the others; None: not known."""
         known = self.files - self.unsized
-        return self.known_bytes * self.files // known if known else None
+        if known:
+            return self.known_bytes * self.files // known
+        return None
 
     def guessed_s(self) -> float | None:
         """Return the length of the files that are not here, from their size and the length of the others."""
@@ -117,7 +118,13 @@ class Surveyor(Walk):
         self.looks_left -= 1
         return self.needs_audio or self.looks_left >= 0
 
-    def measure(self, path: str, audio_path: str, recording_id: str, found: Fingerprint) -> None:
+    def measure(
+        self,
+        path: str,
+        audio_path: str,
+        recording_id: str,
+        found: Fingerprint,
+    ) -> None:
         """Count one more file whose header was read, and note what is wrong with it."""
         header = found.header
         self.measured += 1
@@ -149,7 +156,14 @@ class Surveyor(Walk):
             self.size.not_here_bytes += error.key_bytes
         return True
 
-    def add_missing(self, line: int, text: str, error: NoAudio, row: Chunk, fix: str | None = None) -> Iterator[Chunk]:
+    def add_missing(
+        self,
+        line: int,
+        text: str,
+        error: NoAudio,
+        row: Chunk,
+        fix: str | None = None,
+    ) -> Iterator[Chunk]:
         """Report a recording without audio; yield it anyway if only git-annex has to fetch it."""
         is_planned = self.miss(row.source_path, error, has_end=False)
         if self.needs_audio or not is_planned:
@@ -178,13 +192,22 @@ def survey(
 
     Repeated identities are known only at the end: then ``survey_again`` leaves such rows out.
     """
-    walk = Surveyor(WHOLE, mistakes, sources.cutting, Remarks(), sources.read_header, needs_audio=needs_audio)
+    walk = Surveyor(
+        WHOLE,
+        mistakes,
+        sources.cutting,
+        Remarks(),
+        sources.read_header,
+        needs_audio=needs_audio,
+    )
     walk.suspected = suspected
     walk.several_sources = len(sources.parts) > 1
     walk.left_out = sources.left_out
 
     def plan(part: AudioSource) -> Iterator[PlannedRow]:
-        return _rows_of(part, walk) if isinstance(part, Manifest) else _files_of(part, walk)
+        if isinstance(part, Manifest):
+            return _rows_of(part, walk)
+        return _files_of(part, walk)
 
     return sources.read_parts(walk, plan), walk
 
@@ -237,8 +260,7 @@ class _ManifestPlan:
             end_ms,
             is_cut=cut == "yes",
             cut=cut,
-            fields=row.fields,
-            columns=row.columns,
+            carried=row.columns.carried(row.fields),
         )
         if not self._was_looked_at:
             return planned
@@ -258,7 +280,12 @@ class _ManifestPlan:
         if look is None:
             self.walk.size.add(None)
 
-    def _with_audio(self, planned: PlannedRow, row: ManifestRow, look: Look | None) -> PlannedRow:
+    def _with_audio(
+        self,
+        planned: PlannedRow,
+        row: ManifestRow,
+        look: Look | None,
+    ) -> PlannedRow:
         """Add what the row's file says; raise NoAudio."""
         audio_path, fingerprint, end_ms, is_cut = self.files.resolve(
             row.source_path, row.first, look, row.times, known_cut=row.cut == "yes"

@@ -154,7 +154,11 @@ class _LookThreads:
 
     def _start_threads(self, wanted: int) -> None:
         while self._threads < wanted:
-            thread = Thread(target=self._work, name="badcjobs-look-ahead", daemon=True)  # Ctrl-C does not wait for it
+            thread = Thread(
+                target=self._work,
+                name="badcjobs-look-ahead",
+                daemon=True,
+            )  # Ctrl-C does not wait for it
             try:
                 thread.start()
             except RuntimeError:  # ulimit -u: continue with the threads that there are
@@ -231,11 +235,23 @@ class Walk:
         """Return whether to look at the next file of a manifest, even if its row has an end."""
         return True
 
-    def add_missing(self, line: int, text: str, error: NoAudio, row: Chunk, fix: str | None = None) -> Iterator[Chunk]:
+    def add_missing(
+        self,
+        line: int,
+        text: str,
+        error: NoAudio,
+        row: Chunk,
+        fix: str | None = None,
+    ) -> Iterator[Chunk]:
         """Report a row without audio; yield it anyway if such rows may fail later, each on its own.
 
         It is listed as a part of its file, so that an engine gets only this part if the file comes back.
         """
-        self.mistakes.add(line, text, fix=fix or error.fix, missing=error.missing_at is not None)
+        self.mistakes.add(
+            line,
+            text,
+            fix=fix or error.fix,
+            missing=error.missing_at is not None,
+        )
         if error.missing_at is not None and self.remarks.keeps_missing:
             yield replace(row, audio_path=error.missing_at, is_cut=True)

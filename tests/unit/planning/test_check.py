@@ -180,7 +180,7 @@ def test_memory_that_cannot_hold_the_longest_recording_is_found(tmp_path):
         return [(one.severity, one.text, one.fix[:8]) for one in check(order).findings if one.subject == "memory"]
 
     text = "7 GB may not hold 1 worker, which may need 9"
-    assert said_about_memory() == [("warning", text, "--mem 9G")], "what submit asks for, before anything is known"
+    assert said_about_memory(mem="7G") == [("warning", text, "--mem 9G")]
     assert said_about_memory(mem="9G") == said_about_memory(replace(settings, chunk_length_s=294.0)) == []
     assert said_about_memory(replace(settings, engine="demo")) == []
     many = replace(settings, chunk_length_s=294.0, workers_per_gpu="40")
@@ -270,7 +270,7 @@ USUAL = {  # where only a part of a fact is given
     "script": BATCH, "slurm": planning.SlurmFacts(),
     "merge": replace(BATCH, call=replace(START, command="merge")),
     "gpus": planning.GpuFacts((), "nvml", "it says why"),
-    "source": planning.SourceFacts(0, 0.0, 0),
+    "source": planning.SourceFacts(0),
     "modules": planning.ModuleFacts(("gcc", "cuda"), True, ("gcc/9.4.0", "cuda/11.8")), "site": Site(""),
 }  # fmt: skip
 WRONG = (Mistake("line 3: sbatch has no option --x", "#SBATCH --y"),)

@@ -76,11 +76,9 @@ def plan_lines(sources):
         fields = row._asdict()
         shown = [str(fields.pop(name)) for name in ("recording_id", "chunk_id", "base", "path")]
         shown.append(f"{fields.pop('start_ms')}-{fields.pop('end_ms')}")
-        values, columns, cut = (fields.pop(name) for name in ("fields", "columns", "cut"))
-        shown += [f"{name}={values[at]}" for name, at in zip(columns.further_names, columns.further, strict=True)]
+        values, cut = (fields.pop(name) for name in ("carried", "cut"))
         shown += [f"badcjobs_cut={cut}"] if cut else []
-        carried = {name: getattr(columns, name) for name in ("sha256", "overlap_ms", "notes")}
-        fields = {**{name: values[at] for name, at in carried.items() if at is not None}, **fields}
+        fields = {**dict(zip(("overlap_ms", "sha256", "notes", *room.OF_A_PLACE), values, strict=False)), **fields}
         shown += [f"{name}={value}" for name, value in fields.items() if value not in ("", None) and value is not False]
         lines.append(f"  {' | '.join(shown)}")
     lines += [f"  left out: {line}" for line in mistakes.examples(20)[0]]
