@@ -52,16 +52,11 @@ def read_header(path: Path | str) -> AudioHeader:
 
 
 def _of_flac(flac: formats.FlacInfo) -> AudioHeader:
-    length_s = flac.frames / flac.rate_hz or None
+    length_s = flac.frames / flac.rate_hz if flac.frames else None
     if not flac.has_audio:
-        return AudioHeader(
-            length_s,
-            flac.rate_hz,
-            flac.channels,
-            fault=EMPTY_FILE,
-            why=_NO_FRAMES,
-        )
-    return AudioHeader(length_s, flac.rate_hz, flac.channels, unfinished=length_s is None)
+        return AudioHeader(length_s, flac.rate_hz, flac.channels, fault=EMPTY_FILE, why=_NO_FRAMES)
+    unfinished = flac.frames > 0 and not flac.length_in_header
+    return AudioHeader(length_s, flac.rate_hz, flac.channels, unfinished=unfinished)
 
 
 def _of_wav(wav: formats.WavHeader) -> AudioHeader:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import errno
+import io
 import math
 import shutil
 import stat
 import subprocess
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -24,6 +25,7 @@ from badcjobs.sources.audio_formats import (
     new_header,
     read_flac_info,
     read_wav_header,
+    start_with_length,
 )
 
 _SLACK_S = 1.0  # recorders, and rounded times, are not exact
@@ -111,8 +113,7 @@ class AudioCutter:
     ) -> None:
         ffmpeg = shutil.which("ffmpeg", path=self.search_path)
         if ffmpeg is None:
-            needs = "M4A, AAC, WMA and FLAC without a length need ffmpeg"
-            raise NoDecoder(f"{source} cannot be decoded: {needs}, which is not on PATH")
+            raise NoDecoder(f"{source} cannot be decoded: M4A, AAC and WMA need ffmpeg, which is not on PATH")
         # -ss after the file decodes everything from the start: slow, but right for a file without an index.
         part = ["-ss", f"{start_s:.6f}"]
         if end_s < math.inf:
@@ -143,9 +144,7 @@ def _read_header(path: Path) -> WavHeader | FlacInfo | None:
 def needs_ffmpeg(path: Path) -> bool:
     """Return whether only ffmpeg can decode a file."""
     with open_audio(path) as file:
-        flac = read_flac_info(file)
-        file.seek(0)
-        return is_for_ffmpeg(file.read(12)) or (flac is not None and not flac.frames)
+        return is_for_ffmpeg(file.read(12))
 
 
 def _frames(frames: int, rate_hz: int, start_s: float, end_s: float) -> tuple[int, int]:
@@ -229,13 +228,14 @@ def _run(argv: Sequence[str]) -> str:
 # --- libsndfile -------------------------------------------------------------------------------------------------------
 
 _BLOCK = 1 << 16  # frames
+_NO_COUNT = 1 << 62
 _LOADING = Lock()  # if an import fails, another thread that waits for it gets a half-initialized module
 
 
 def _cut_with_libsndfile(source: Path, start_s: float, end_s: float, target: Path) -> None:
     soundfile = load_soundfile()
     try:
-        with soundfile.SoundFile(source) as audio:
+        with _opened(soundfile, source) as audio:
             first, last = _frames(audio.frames, audio.samplerate, start_s, end_s)
             if first >= last:
                 _refuse_empty_part(source, audio.frames / audio.samplerate, start_s)
@@ -254,10 +254,42 @@ def measure_with_libsndfile(path: Path) -> tuple[float | None, int | None, int |
     """Return length, sample rate and channels; None: not known, because the package is missing or cannot read it."""
     try:
         soundfile = load_soundfile()
-        with soundfile.SoundFile(path) as audio:
+        with _opened(soundfile, path) as audio:
             return audio.frames / audio.samplerate or None, audio.samplerate, audio.channels
     except Exception:
         return None, None, None
+
+
+@contextmanager
+def _opened(soundfile: Any, path: Path) -> Iterator[Any]:
+    """Open a file; libsndfile cannot seek in a FLAC file without a length, so the length is added."""
+    with soundfile.SoundFile(path) as audio:
+        if audio.frames < _NO_COUNT:
+            yield audio
+            return
+    with path.open("rb") as file:
+        info = read_flac_info(file)
+        if info is None or not info.frames:
+            raise CannotCut(f"{path} has an unknown length: neither its header nor its last frames give it")
+        start = start_with_length(file, info.frames)
+    with _WithStart(path, start) as complete, soundfile.SoundFile(complete) as audio:
+        yield audio
+
+
+class _WithStart(io.FileIO):
+    """A file that is read with other first bytes."""
+
+    def __init__(self, path: Path, start: bytes) -> None:
+        super().__init__(path)
+        self._start = start
+
+    def readinto(self, buffer: Any) -> int | None:
+        place = self.tell()
+        count = super().readinto(buffer)
+        if count and place < len(self._start):
+            start = self._start[place : place + count]
+            memoryview(buffer).cast("B")[: len(start)] = start
+        return count
 
 
 def load_soundfile() -> Any:

@@ -123,7 +123,7 @@ class AudioList:
 def _cut(recording: Chunk, cutting: Cutting) -> Iterator[Chunk]:
     duration_s = recording.fingerprint.header.duration_s
     if duration_s is None:  # the header does not tell the length: the engine gets the complete file
-        yield replace(recording, is_cut=_needs_a_cut(recording.fingerprint.header))
+        yield recording
         return
     audio_ms = -(-round(duration_s * 1_000_000) // 1000)  # rounded up, so that no sample is left out
     stretches = cutting.stretches(audio_ms)

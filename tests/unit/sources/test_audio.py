@@ -250,18 +250,29 @@ def test_flac_is_cut_to_the_sample_and_without_loss(tmp_path, bits):
     assert not (tmp_path / "c.wav").exists()
 
 
+@pytest.mark.parametrize("sound", [(0.01, 1, 48000), (3.7, 2, 12345), (3.0, 1, 250_000), (0.5, 1, 9_000)])
 @pytest.mark.parametrize("tags", [b"", b"ID3\x04\0\0" + bytes([0, 0, 1, 2]) + b"t" * 130])
-def test_a_flac_that_does_not_say_its_length_is_for_ffmpeg(tmp_path, tags):
-    source = tmp_path / "a.flac"
-    with soundfile.SoundFile(source, "w", 48_000, 1, "PCM_16") as out:
-        out.buffer_write(random.Random(1).randbytes(960), dtype="int16")
+def test_a_flac_that_does_not_say_its_length_is_measured_by_its_last_frame_and_cut(tmp_path, sound, tags):
+    seconds, channels, rate = sound
+    source, frames = tmp_path / "a.flac", round(seconds * rate)
+    samples = random.Random(1).randbytes(2 * channels * frames)
+    with soundfile.SoundFile(source, "w", rate, channels, "PCM_16") as out:
+        out.buffer_write(samples, dtype="int16")
     streamed = bytearray(source.read_bytes())
     streamed[21:26] = bytes([streamed[21] & 0xF0, 0, 0, 0, 0])  # as encoders leave it that write into a pipe
     source.write_bytes(tags + streamed)
     header = read_header(source)
-    assert (header.duration_s, header.sample_rate_hz, header.unfinished) == (None, 48_000, True)
-    assert ALONE.length_s(source) is None, "unknown, not zero, and not for ever"
-    with pytest.raises(CannotCut, match="FLAC without a length need ffmpeg"):
+    assert (header.duration_s, ALONE.length_s(source), header.unfinished) == (frames / rate, frames / rate, True)
+    ALONE.cut(source, 0, float("inf"), tmp_path / "b.wav")
+    assert samples_of(tmp_path / "b.wav") == samples
+    ALONE.cut(source, seconds / 2, seconds * 2, tmp_path / "c.wav")
+    assert samples_of(tmp_path / "c.wav") == samples[round(seconds / 2 * rate) * 2 * channels :]
+    source.write_bytes(tags + streamed[:-1])
+    whole_frames_s = read_header(source).duration_s or 0.0
+    assert frames / rate - 0.5 <= whole_frames_s < frames / rate, "what an interrupted encoder left of a frame is none"
+    source.write_bytes(tags + streamed[:60])
+    assert read_header(source).duration_s is ALONE.length_s(source) is None, "unknown, not zero, and not for ever"
+    with pytest.raises(CannotCut):
         ALONE.cut(source, 0, 1, tmp_path / "d.wav")
 
 
