@@ -112,13 +112,13 @@ def _check_without_start(script: BatchScript, *, merges: bool) -> Iterator[Remar
         yield warning("dependency", f"{text}, and the merge never starts", fix)
     if script.call is not None or script.wrong_calls:
         return
-    fix = "exec badcjobs run SOURCE --out DIR   (as its last line)"
     if script.unread:
         lines = ", ".join(map(str, script.unread))
         text = f"not checked: line {lines} of {script.name} names badcjobs in a way that cannot be read here, so its"
-        yield warning("start", f"{text} source, settings and run folder are not looked at", fix, checked=False)
+        yield fine("start", f"{text} source, settings and run folder are not looked at", checked=False)
     else:
-        yield warning("start", f"{script.name} does not start badcjobs run itself", fix)
+        text = f"{script.name} does not start badcjobs run itself"
+        yield warning("start", text, "exec badcjobs run SOURCE --out DIR   (as its last line)")
 
 
 # --- the grace, and modules -------------------------------------------------------------------------------------------
