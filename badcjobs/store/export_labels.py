@@ -102,7 +102,7 @@ class LabelWriter:
         self.species = _read_species(db)
         self.written = 0
         self.left_out = 0
-        _name_recordings(db)
+        _name_recordings(db, follows_links=form == "hawkears")
 
     def write_table(self, target: Path, view: str) -> int:
         """Write one table of all recordings; return the number of its rows."""
@@ -183,11 +183,12 @@ _RECORDINGS = """
     UNION ALL SELECT recording_id, source_path, '', 0, NULL, 1 FROM recording WHERE left_out IS NOT NULL"""
 
 
-def _name_recordings(db: sqlite3.Connection) -> None:
+def _name_recordings(db: sqlite3.Connection, *, follows_links: bool) -> None:
     """Fill a temporary table with the name of each analysed recording in labels.
 
     A name is the file's name without extension if that identifies the file for HawkEars' importer among all recordings
-    of the job; otherwise all names are paths, relative to the folder of the source or sources, with extension.
+    of the job; otherwise all names are paths, relative to the folder of the source or sources, with extension. HawkEars
+    ``follows_links`` (git-annex): their targets are named, and have absolute paths.
     """
     db.execute(f"CREATE TABLE {_NAMED} (recording_id TEXT PRIMARY KEY, name, path, audio_path, sample_rate_hz)")
     used = set[str]()
@@ -196,6 +197,8 @@ def _name_recordings(db: sqlite3.Connection) -> None:
     for recording_id, source_path, opened_path, is_done, rate_hz, has_file in db.execute(_RECORDINGS):
         audio_path = posixpath.normpath(opened_path or source_path) if has_file else ""
         path = audio_path or "/".join(map(safe_name, recording_id.split("/")))
+        if follows_links and Path(audio_path).is_symlink():
+            path = str(Path(audio_path).resolve())
         file_name = posixpath.basename(path)
         name = PurePosixPath(file_name).stem if has_file else file_name
 
@@ -209,7 +212,7 @@ def _name_recordings(db: sqlite3.Connection) -> None:
         db.execute(f"INSERT INTO {_NAMED} VALUES (?, ?, ?, ?, ?)", (recording_id, name, path, audio_path, rate_hz))
     if needs_paths:
         root = posixpath.commonpath(roots).rstrip("/") if roots else ""
-        begin = "CASE audio_path WHEN '' THEN 1 ELSE ? END"
+        begin = "CASE path WHEN audio_path THEN ? ELSE 1 END"
         db.execute(f"UPDATE {_NAMED} SET name = substr(path, {begin})", (len(root) + 2,))
 
 
