@@ -43,6 +43,7 @@ ALL = "all_study_areas"
 NAMELESS = "no_study_area"
 _MOST_AREAS = 1000  # more means that the pattern matches something else: the lab has seven
 _AREAS_NAMED = 5
+_LABELS_NAMED = 5
 _FILES_NAMED = 20
 
 
@@ -163,11 +164,11 @@ def _export_labels(job: _Job) -> Exported:
             files.append(ExportedFile(str(output), VIEW, labels.written))
         _need_empty(order)  # another export may have been faster
     notes = []
-    if not labels.written + labels.left_out:
+    if not labels.written and not labels.left_out:
         notes.append(_NOTHING)
-    if labels.left_out:
-        rule = LABEL_FORMS[order.form].rule
-        notes.append(f"{count(labels.left_out, 'detection')} left out: {rule}; --format csv has all")
+    for reason, kinds in labels.left_out.items():
+        examples = first_names([label for label, _ in kinds.most_common()], _LABELS_NAMED)
+        notes.append(f"{count(sum(kinds.values()), 'detection')} left out ({examples}): {reason}; --format csv has all")
     return files, notes
 
 

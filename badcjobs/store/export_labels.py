@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import posixpath
 import sqlite3
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import groupby
 from operator import attrgetter
@@ -57,7 +58,7 @@ def _raven_row(number: int, row: Label) -> tuple[object, ...]:
 
 
 class LabelForm(NamedTuple):
-    """What a format writes, and what its readers refuse."""
+    """What a format writes."""
 
     fields: Callable[[int, Label], tuple[object, ...]]
     ending: str  # of the files of recordings
@@ -65,11 +66,9 @@ class LabelForm(NamedTuple):
     score_decimals: int
     columns: str  # "": without a header
     quotes: str | None  # None: the format has none
-    rule: str
     delimiter: str = "\t"
 
 
-_RULE = "the end must be after the start"
 LABEL_FORMS = {
     "hawkears": LabelForm(
         lambda number, row: row[:5],
@@ -79,12 +78,9 @@ LABEL_FORMS = {
         "recording,name,start_time,end_time,score",
         quotes='"',
         delimiter=",",
-        rule=f"{_RULE}, the score from 0 to 1, the species in HawkEars' list, and the path without a backslash",
     ),
-    "audacity": LabelForm(_audacity_row, "_scores.txt", 2, 3, "", None, f"{_RULE} and the score from 0 to 1"),
-    "raven": LabelForm(
-        _raven_row, ".selection.table.txt", 4, 4, _RAVEN_COLUMNS.replace(", ", "\t"), quotes='"', rule=_RULE
-    ),
+    "audacity": LabelForm(_audacity_row, "_scores.txt", 2, 3, "", None),
+    "raven": LabelForm(_raven_row, ".selection.table.txt", 4, 4, _RAVEN_COLUMNS.replace(", ", "\t"), quotes='"'),
 }
 
 
@@ -95,13 +91,13 @@ class LabelWriter:
         self, db: sqlite3.Connection, form: str, wanted: DetectionFilter, progress: Callable[[int], None]
     ) -> None:
         self._db = db
+        self._name = form
         self._form = LABEL_FORMS[form]
-        self._refuses = {"hawkears": self._hawkears_refuses, "audacity": _has_odd_score}.get(form, lambda label: False)
         self._wanted = wanted
         self._progress = progress
         self.species = _read_species(db)
         self.written = 0
-        self.left_out = 0
+        self.left_out = defaultdict[str, Counter[str]](Counter)  # reason → number by label
         _name_recordings(db, follows_links=form == "hawkears")
 
     def write_table(self, target: Path, view: str) -> int:
@@ -139,17 +135,28 @@ class LabelWriter:
             score_text = "" if score is None else f"{score:.{form.score_decimals}f}"
             species = self.species.get(label.casefold(), (common_name, "", "", ""))
             row = Label(name, label, start, end, score_text, species, *audio)
-            if label and (not 0 <= float(start) < float(end) or self._refuses(row)):
-                self.left_out += 1
-            else:
+            reason = self._find_refusal(row) if label else None
+            if reason is None:
                 yield row
+            else:
+                self.left_out[reason][label] += 1
 
-    def _hawkears_refuses(self, row: Label) -> bool:
-        """Say whether HawkEars' program would refuse a row, and with it the folder."""
+    def _find_refusal(self, row: Label) -> str | None:
+        """Return why the readers would refuse a row, HawkEars' program with its folder; None: they accept it."""
+        if not 0 <= float(row.start) < float(row.end):
+            return "the end is not after the start"
+        if self._name == "raven":
+            return None
+        if not 0 <= float(row.score or 0) <= 1:
+            return "the score is not from 0 to 1"
+        if self._name == "audacity":
+            return None
         key = row.label.casefold()
-        is_species = key not in _NO_SPECIES and (key in self.species or not self.species)
-        has_name = row.recording == row.recording.strip() and "\\" not in row.recording
-        return _has_odd_score(row) or not (is_species and has_name)
+        if key in _NO_SPECIES or (self.species and key not in self.species):
+            return "not a species in HawkEars' list"
+        if row.recording != row.recording.strip() or "\\" in row.recording:
+            return "the path has a backslash, or a blank at an end"
+        return None
 
     def _write(self, target: Path, labels: Iterable[Label]) -> None:
         form = self._form
@@ -167,10 +174,6 @@ class LabelWriter:
                 writer.writerow(form.fields(number, label))
                 self.written += 1
                 self._progress(self.written)
-
-
-def _has_odd_score(row: Label) -> bool:
-    return not 0 <= float(row.score or 0) <= 1
 
 
 # --- names of recordings ----------------------------------------------------------------------------------------------
