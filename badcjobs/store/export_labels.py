@@ -10,6 +10,7 @@ import posixpath
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
@@ -88,14 +89,19 @@ class LabelWriter:
     """Writes the labels of a job; ``progress`` gets the number of labels so far."""
 
     def __init__(
-        self, db: sqlite3.Connection, form: str, wanted: DetectionFilter, progress: Callable[[int], None]
+        self,
+        db: sqlite3.Connection,
+        form: str,
+        wanted: DetectionFilter,
+        progress: Callable[[int], None],
+        hawkears_root: str | None = None,  # if that of the run cannot be read
     ) -> None:
         self._db = db
         self._name = form
         self._form = LABEL_FORMS[form]
         self._wanted = wanted
         self._progress = progress
-        self.species = _read_species(db)
+        self.species, self.species_missing = _read_species(db, hawkears_root)
         self.written = 0
         self.left_out = defaultdict[str, Counter[str]](Counter)  # reason → number by label
         _name_recordings(db, follows_links=form == "hawkears")
@@ -230,15 +236,15 @@ def _find_root(audio_path: str, source_path: str) -> str:
 # --- names of species -------------------------------------------------------------------------------------------------
 
 
-def _read_species(db: sqlite3.Connection) -> Mapping[str, SpeciesNames]:
-    """Return HawkEars' species by label, from the folder that a task used; empty: it cannot be read here."""
-    for (settings,) in db.execute("SELECT value FROM task_meta WHERE key = 'settings'"):
-        if root := parse_settings(settings).get("hawkears_root"):
-            try:
-                return _read_classes(Path(root) / "data")
-            except (OSError, ValueError, IndexError, csv.Error):
-                return {}
-    return {}
+def _read_species(db: sqlite3.Connection, hawkears_root: str | None) -> tuple[Mapping[str, SpeciesNames], str | None]:
+    """Return HawkEars' species by label, from the folder of the run or another one; else where they are not."""
+    rows = db.execute("SELECT DISTINCT value FROM task_meta WHERE key = 'settings'")
+    roots = [parse_settings(text).get("hawkears_root") for (text,) in rows]
+    folders = list(dict.fromkeys(filter(None, [*roots, hawkears_root])))
+    for folder in folders:
+        with suppress(OSError, ValueError, IndexError, csv.Error):
+            return _read_classes(Path(folder) / "data"), None
+    return {}, " or ".join(folders) or "a known folder"
 
 
 def _read_classes(folder: Path) -> dict[str, SpeciesNames]:
