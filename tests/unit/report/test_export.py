@@ -213,6 +213,8 @@ def job(tmp_path):
             change(target, f"UPDATE {table} SET recording_id = 'r{chunk}' WHERE chunk_id = '{chunk}'")
         values = (f"r{chunk}", f"/data/{chunk}.wav", area, place, at)
         change(target, f"{INSERT} SELECT task_id, ?, ?, ?, ?, ? FROM task", *values)
+    change(target, "UPDATE recording SET recorded_on = '2022-05-03' WHERE recording_id IN ('ra', 'rc')")
+    change(target, "UPDATE recording SET location_name = 'Lake'")
     change(target, "UPDATE detection SET score = 0.5 WHERE label = 'SOFT'")
     return target
 
