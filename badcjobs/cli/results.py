@@ -229,6 +229,7 @@ def export(
         min_score,
         project.patterns,
         project.time_zone,
+        project.get("run", "hawkears_root"),
     )
     _carry_out(order, out)
     return 0

@@ -53,7 +53,7 @@ def remarks_text(remarks: Sequence[Remark], width: int = WIDTH) -> str:
     """Return the verdict and all remarks as text, the worst first; sentences are wrapped, lines to paste are not."""
     severities = Counter(remark.severity for remark in remarks)
     problems = severities[PROBLEM]
-    verdict = "not ready" if problems else "ready to submit"
+    verdict = "not ready" if problems else "ready"
     unchecked = not_checked(remarks)
     if unchecked:
         verdict += f"; not checked: {', '.join(unchecked)}"

@@ -43,6 +43,7 @@ ALL = "all_study_areas"
 NAMELESS = "no_study_area"
 _MOST_AREAS = 1000  # more means that the pattern matches something else: the lab has seven
 _AREAS_NAMED = 5
+_LABELS_NAMED = 5
 _FILES_NAMED = 20
 
 
@@ -59,6 +60,7 @@ class ExportOrder(NamedTuple):
     min_score: float | None = None
     patterns: tuple[NamePattern, ...] = ()  # of the project file: read the paths of the recordings again
     time_zone: tzinfo | None = None  # of the recorders' clocks
+    hawkears_root: str | None = None  # with the list of species, if that of the run cannot be read
 
     @property
     def needs_folder(self) -> bool:
@@ -149,7 +151,9 @@ def _export_labels(job: _Job) -> Exported:
     _need_view(job, RARITIES)
     files = []
     with fresh_folder(output) as folder:
-        labels = LabelWriter(job.db, order.form, order.wanted, lambda rows: job.progress(VIEW, rows, None))
+        labels = LabelWriter(
+            job.db, order.form, order.wanted, lambda rows: job.progress(VIEW, rows, None), order.hawkears_root
+        )
         if order.form == "hawkears":
             tables = {"scores.csv": VIEW}
             if job.db.execute("SELECT 1 FROM rarity LIMIT 1").fetchone():
@@ -163,11 +167,14 @@ def _export_labels(job: _Job) -> Exported:
             files.append(ExportedFile(str(output), VIEW, labels.written))
         _need_empty(order)  # another export may have been faster
     notes = []
-    if not labels.written + labels.left_out:
+    if not labels.written and not labels.left_out:
         notes.append(_NOTHING)
-    if labels.left_out:
-        rule = LABEL_FORMS[order.form].rule
-        notes.append(f"{count(labels.left_out, 'detection')} left out: {rule}; --format csv has all")
+    if labels.species_missing and order.form != "audacity":
+        where = f"HawkEars' list of species is not in {labels.species_missing}"
+        notes.append(f"species not checked: {where}; try: --config run.hawkears_root=FOLDER")
+    for reason, kinds in labels.left_out.items():
+        examples = first_names([label for label, _ in kinds.most_common()], _LABELS_NAMED)
+        notes.append(f"{count(sum(kinds.values()), 'detection')} left out ({examples}): {reason}; --format csv has all")
     return files, notes
 
 

@@ -378,7 +378,9 @@ class _PlaceCheck:
             first = self.named.setdefault(row.line, recording)
             if first.recording_id != recording.recording_id and first.audio_path != recording.audio_path:
                 both = f"{shown(first.audio_path)} and {shown(recording.audio_path)}"
-                mistakes.add(row.line, f"{quoted(row.filename)} matches two recordings: {both}")
+                paths = f"{shown(first.source_path)}, {shown(recording.source_path)}"
+                fix = f"paths as filename, absolute or below the source: {paths}"
+                mistakes.add(row.line, f"{quoted(row.filename)} matches two recordings: {both}", fix=fix)
         if len(rows) > 1:
             earlier, later = sorted(row.line for row in rows[:2])
             mistakes.add(later, f"names the same recording as line {earlier}")

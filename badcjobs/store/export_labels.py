@@ -8,7 +8,9 @@ from __future__ import annotations
 import csv
 import posixpath
 import sqlite3
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
@@ -57,7 +59,7 @@ def _raven_row(number: int, row: Label) -> tuple[object, ...]:
 
 
 class LabelForm(NamedTuple):
-    """What a format writes, and what its readers refuse."""
+    """What a format writes."""
 
     fields: Callable[[int, Label], tuple[object, ...]]
     ending: str  # of the files of recordings
@@ -65,11 +67,9 @@ class LabelForm(NamedTuple):
     score_decimals: int
     columns: str  # "": without a header
     quotes: str | None  # None: the format has none
-    rule: str
     delimiter: str = "\t"
 
 
-_RULE = "the end must be after the start"
 LABEL_FORMS = {
     "hawkears": LabelForm(
         lambda number, row: row[:5],
@@ -79,12 +79,9 @@ LABEL_FORMS = {
         "recording,name,start_time,end_time,score",
         quotes='"',
         delimiter=",",
-        rule=f"{_RULE}, the score from 0 to 1, the species in HawkEars' list, and the path without a backslash",
     ),
-    "audacity": LabelForm(_audacity_row, "_scores.txt", 2, 3, "", None, f"{_RULE} and the score from 0 to 1"),
-    "raven": LabelForm(
-        _raven_row, ".selection.table.txt", 4, 4, _RAVEN_COLUMNS.replace(", ", "\t"), quotes='"', rule=_RULE
-    ),
+    "audacity": LabelForm(_audacity_row, "_scores.txt", 2, 3, "", None),
+    "raven": LabelForm(_raven_row, ".selection.table.txt", 4, 4, _RAVEN_COLUMNS.replace(", ", "\t"), quotes='"'),
 }
 
 
@@ -92,17 +89,22 @@ class LabelWriter:
     """Writes the labels of a job; ``progress`` gets the number of labels so far."""
 
     def __init__(
-        self, db: sqlite3.Connection, form: str, wanted: DetectionFilter, progress: Callable[[int], None]
+        self,
+        db: sqlite3.Connection,
+        form: str,
+        wanted: DetectionFilter,
+        progress: Callable[[int], None],
+        hawkears_root: str | None = None,  # if that of the run cannot be read
     ) -> None:
         self._db = db
+        self._name = form
         self._form = LABEL_FORMS[form]
-        self._refuses = {"hawkears": self._hawkears_refuses, "audacity": _has_odd_score}.get(form, lambda label: False)
         self._wanted = wanted
         self._progress = progress
-        self.species = _read_species(db)
+        self.species, self.species_missing = _read_species(db, hawkears_root)
         self.written = 0
-        self.left_out = 0
-        _name_recordings(db)
+        self.left_out = defaultdict[str, Counter[str]](Counter)  # reason → number by label
+        _name_recordings(db, follows_links=form == "hawkears")
 
     def write_table(self, target: Path, view: str) -> int:
         """Write one table of all recordings; return the number of its rows."""
@@ -139,17 +141,28 @@ class LabelWriter:
             score_text = "" if score is None else f"{score:.{form.score_decimals}f}"
             species = self.species.get(label.casefold(), (common_name, "", "", ""))
             row = Label(name, label, start, end, score_text, species, *audio)
-            if label and (not 0 <= float(start) < float(end) or self._refuses(row)):
-                self.left_out += 1
-            else:
+            reason = self._find_refusal(row) if label else None
+            if reason is None:
                 yield row
+            else:
+                self.left_out[reason][label] += 1
 
-    def _hawkears_refuses(self, row: Label) -> bool:
-        """Say whether HawkEars' program would refuse a row, and with it the folder."""
+    def _find_refusal(self, row: Label) -> str | None:
+        """Return why the readers would refuse a row, HawkEars' program with its folder; None: they accept it."""
+        if not 0 <= float(row.start) < float(row.end):
+            return "the end is not after the start"
+        if self._name == "raven":
+            return None
+        if not 0 <= float(row.score or 0) <= 1:
+            return "the score is not from 0 to 1"
+        if self._name == "audacity":
+            return None
         key = row.label.casefold()
-        is_species = key not in _NO_SPECIES and (key in self.species or not self.species)
-        has_name = row.recording == row.recording.strip() and "\\" not in row.recording
-        return _has_odd_score(row) or not (is_species and has_name)
+        if key in _NO_SPECIES or (self.species and key not in self.species):
+            return "not a species in HawkEars' list"
+        if row.recording != row.recording.strip() or "\\" in row.recording:
+            return "the path has a backslash, or a blank at an end"
+        return None
 
     def _write(self, target: Path, labels: Iterable[Label]) -> None:
         form = self._form
@@ -169,10 +182,6 @@ class LabelWriter:
                 self._progress(self.written)
 
 
-def _has_odd_score(row: Label) -> bool:
-    return not 0 <= float(row.score or 0) <= 1
-
-
 # --- names of recordings ----------------------------------------------------------------------------------------------
 
 # A recording has an audio file unless its chunks are separate files: then it has only its id.
@@ -183,11 +192,12 @@ _RECORDINGS = """
     UNION ALL SELECT recording_id, source_path, '', 0, NULL, 1 FROM recording WHERE left_out IS NOT NULL"""
 
 
-def _name_recordings(db: sqlite3.Connection) -> None:
+def _name_recordings(db: sqlite3.Connection, *, follows_links: bool) -> None:
     """Fill a temporary table with the name of each analysed recording in labels.
 
     A name is the file's name without extension if that identifies the file for HawkEars' importer among all recordings
-    of the job; otherwise all names are paths, relative to the folder of the source or sources, with extension.
+    of the job; otherwise all names are paths, relative to the folder of the source or sources, with extension. HawkEars
+    ``follows_links`` (git-annex): their targets are named, and have absolute paths.
     """
     db.execute(f"CREATE TABLE {_NAMED} (recording_id TEXT PRIMARY KEY, name, path, audio_path, sample_rate_hz)")
     used = set[str]()
@@ -196,6 +206,8 @@ def _name_recordings(db: sqlite3.Connection) -> None:
     for recording_id, source_path, opened_path, is_done, rate_hz, has_file in db.execute(_RECORDINGS):
         audio_path = posixpath.normpath(opened_path or source_path) if has_file else ""
         path = audio_path or "/".join(map(safe_name, recording_id.split("/")))
+        if follows_links and Path(audio_path).is_symlink():
+            path = str(Path(audio_path).resolve())
         file_name = posixpath.basename(path)
         name = PurePosixPath(file_name).stem if has_file else file_name
 
@@ -209,7 +221,7 @@ def _name_recordings(db: sqlite3.Connection) -> None:
         db.execute(f"INSERT INTO {_NAMED} VALUES (?, ?, ?, ?, ?)", (recording_id, name, path, audio_path, rate_hz))
     if needs_paths:
         root = posixpath.commonpath(roots).rstrip("/") if roots else ""
-        begin = "CASE audio_path WHEN '' THEN 1 ELSE ? END"
+        begin = "CASE path WHEN audio_path THEN ? ELSE 1 END"
         db.execute(f"UPDATE {_NAMED} SET name = substr(path, {begin})", (len(root) + 2,))
 
 
@@ -224,15 +236,15 @@ def _find_root(audio_path: str, source_path: str) -> str:
 # --- names of species -------------------------------------------------------------------------------------------------
 
 
-def _read_species(db: sqlite3.Connection) -> Mapping[str, SpeciesNames]:
-    """Return HawkEars' species by label, from the folder that a task used; empty: it cannot be read here."""
-    for (settings,) in db.execute("SELECT value FROM task_meta WHERE key = 'settings'"):
-        if root := parse_settings(settings).get("hawkears_root"):
-            try:
-                return _read_classes(Path(root) / "data")
-            except (OSError, ValueError, IndexError, csv.Error):
-                return {}
-    return {}
+def _read_species(db: sqlite3.Connection, hawkears_root: str | None) -> tuple[Mapping[str, SpeciesNames], str | None]:
+    """Return HawkEars' species by label, from the folder of the run or another one; else where they are not."""
+    rows = db.execute("SELECT DISTINCT value FROM task_meta WHERE key = 'settings'")
+    roots = [parse_settings(text).get("hawkears_root") for (text,) in rows]
+    folders = list(dict.fromkeys(filter(None, [*roots, hawkears_root])))
+    for folder in folders:
+        with suppress(OSError, ValueError, IndexError, csv.Error):
+            return _read_classes(Path(folder) / "data"), None
+    return {}, " or ".join(folders) or "a known folder"
 
 
 def _read_classes(folder: Path) -> dict[str, SpeciesNames]:

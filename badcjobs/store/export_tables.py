@@ -106,8 +106,14 @@ COLUMNS = {
     "chunk_id": "TEXT",
     "detected_at": "TEXT",
     "detected_at_utc": "TEXT",
+    "recording_date": "TEXT",
 }
 _RENAMED = "temp.renamed_recording"
+# A date that was read from the path is read again.
+_PATHS = """
+    SELECT c.recording_id, min(c.source_path), c.audio_path, nullif(r.recorded_on, substr(r.recorded_at, 1, 10)),
+           r.location_name
+    FROM chunk c LEFT JOIN recording r USING (recording_id) GROUP BY c.recording_id"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,18 +160,21 @@ class JobDetections:
         """Read study area, location and time of all recordings from their paths again; the database is not changed."""
         self._db.execute(
             f"""CREATE TABLE {_RENAMED} (
-                    recording_id TEXT PRIMARY KEY, source_path, study_area, location, recorded_at, pattern
+                    recording_id TEXT PRIMARY KEY, source_path, study_area, location, recorded_at, pattern,
+                    recorded_on, location_name
                 ) WITHOUT ROWID"""
         )
-        paths = self._db.execute("SELECT recording_id, min(source_path), audio_path FROM chunk GROUP BY recording_id")
+        paths = self._db.execute(_PATHS)
         rows = (
-            (r, s, n.study_area, n.location, n.recorded_at, n.pattern) for r, s, a in paths for n in [name_of(r, s, a)]
+            (r, s, n.study_area, n.location, n.recorded_at, n.pattern, *given)
+            for r, s, a, *given in paths
+            for n in [name_of(r, s, a)]
         )
-        self._db.executemany(f"INSERT INTO {_RENAMED} VALUES (?, ?, ?, ?, ?, ?)", rows)
+        self._db.executemany(f"INSERT INTO {_RENAMED} VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
         self._recordings = _RENAMED
 
     def gaps(self) -> NameGaps:
-        """Count the recordings whose paths lack a study area, a date or a time."""
+        """Count the recordings without a study area, a date or a time."""
         return count_gaps(self._db, self._recordings)
 
     def study_areas(self) -> list[str | None]:
@@ -175,19 +184,18 @@ class JobDetections:
 
     def batches(self, form: str) -> Iterator[tuple[str | None, Sequence[Row]]]:
         """Yield the rows in order, in batches; each batch belongs to one study area, which comes with it."""
-        place, join = (
-            ("n", f"LEFT JOIN {_RENAMED} n USING (recording_id)") if self._recordings == _RENAMED else ("v", "")
-        )
+        path = "n" if self._recordings == _RENAMED else "v"
         cursor = self._db.execute(
-            f"""SELECT {place}.study_area, {place}.location, {place}.recorded_at, v.start_ms / 1000.0,
-                       v.end_ms / 1000.0, v.label, v.label_name, v.score, v.recording_id, v.chunk_id
-                FROM {VIEW} v {join} WHERE {self._wanted.condition}
+            f"""SELECT {path}.study_area, coalesce({path}.location, n.location_name), {path}.recorded_at,
+                       v.start_ms / 1000.0, v.end_ms / 1000.0, v.label, v.label_name, v.score, v.recording_id,
+                       v.chunk_id, coalesce(n.recorded_on, substr({path}.recorded_at, 1, 10))
+                FROM {VIEW} v LEFT JOIN {self._recordings} n USING (recording_id) WHERE {self._wanted.condition}
                 ORDER BY 1, 2, 3, v.recording_id, v.start_ms, v.end_ms, v.label, v.score, v.chunk_id""",
             self._wanted.values,
         )
         for batch in in_batches(cursor, form):
             for area, rows in groupby(batch, key=itemgetter(0)):
-                yield area, [(*row, *self._times(row[2], row[3])) for row in rows]
+                yield area, [(*row[:-1], *self._times(row[2], row[3]), row[-1]) for row in rows]
 
     def _times(self, recorded_at: Any, start_s: Any) -> tuple[str | None, str | None]:
         """Return when a detection starts, by the clock of the recorder and in UTC; None: not known."""

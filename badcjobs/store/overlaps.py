@@ -1,9 +1,9 @@
 """Joins the detections of chunks that overlap, so that each sound is counted once, on the clock of its recording.
 
 Two chunks that follow each other and overlap have a joint, in the middle of what both have; there is none if one chunk
-is inside the other. A detection beyond a joint belongs to the neighbour. Of the detections that reach across a joint,
-one of each chunk and of the same label are one sound: it starts as in the earlier chunk, ends as in the later one, and
-has the higher score.
+is inside the other. A detection beyond a joint belongs to the neighbour. Of the rest, two of the same label, one of
+each chunk, that overlap in time are one sound: it starts as in the earlier chunk, ends as in the later one, and has the
+higher score. Two sounds of one chunk stay two.
 """
 
 from __future__ import annotations
@@ -45,39 +45,43 @@ def find_joint(start_ms: int, end_ms: int, next_start_ms: int, next_end_ms: int)
 
 def join_overlaps(chunks: Iterable[Heard]) -> Iterator[Sound]:
     """Yield the sounds of the chunks of one recording, which are in order of time."""
-    crossing: list[Sound] = []  # the sounds of the chunk before that reach across the joint
+    shared: list[Sound] = []  # the sounds of the chunk before that may be in this one, too
     joint_ms = None
     for chunk, following in pairwise(chain(chunks, [None])):
         assert chunk is not None
-        sounds = chunk.sounds
-        if joint_ms is not None:
-            sounds = list(_join(crossing, sounds, joint_ms))
-        yield from crossing
-
-        joint_ms = None
+        next_joint_ms = None
         if following is not None:
-            joint_ms = find_joint(chunk.start_ms, chunk.end_ms, following.start_ms, following.end_ms)
-        if joint_ms is None:
-            crossing = []
-            yield from sounds
-            continue
-        crossing = [sound for sound in sounds if sound.start_ms < joint_ms < sound.end_ms]
-        yield from (sound for sound in sounds if sound.end_ms <= joint_ms)
+            next_joint_ms = find_joint(chunk.start_ms, chunk.end_ms, following.start_ms, following.end_ms)
+        sounds = chunk.sounds
+        if next_joint_ms is not None:
+            sounds = [sound for sound in sounds if sound.start_ms < next_joint_ms or sound.end_ms <= next_joint_ms]
+        if joint_ms is not None:
+            sounds = list(_join(shared, sounds, joint_ms))
+        yield from shared
+
+        shared = []
+        joint_ms = next_joint_ms
+        for sound in sounds:
+            if following is not None and joint_ms is not None and sound.end_ms > following.start_ms:
+                shared.append(sound)
+            else:
+                yield sound
 
 
-def _join(crossing: list[Sound], sounds: Sequence[Sound], joint_ms: int) -> Iterator[Sound]:
-    """Yield the sounds of a chunk from its joint on; take those that the chunk before has, too, out of ``crossing``."""
+def _join(shared: list[Sound], sounds: Sequence[Sound], joint_ms: int) -> Iterator[Sound]:
+    """Yield the sounds of a chunk from its joint on; take those that the chunk before has, too, out of ``shared``."""
+    shared_until_ms = max((sound.end_ms for sound in shared), default=joint_ms)
     for late in sounds:
         if late.end_ms <= joint_ms:
             continue
         twins = []
-        if late.start_ms < joint_ms:
-            twins = [sound for sound in crossing if sound.label == late.label]
+        if late.start_ms < shared_until_ms:
+            twins = [sound for sound in shared if sound.label == late.label and late.start_ms < sound.end_ms]
         if not twins:
             yield late
             continue
         early = min(twins, key=lambda sound: abs(sound.start_ms - late.start_ms) + abs(sound.end_ms - late.end_ms))
-        crossing.remove(early)
+        shared.remove(early)
         louder = max(early, late, key=_loudness)
         yield early._replace(end_ms=late.end_ms, label_name=louder.label_name, score=louder.score)
 

@@ -45,11 +45,12 @@ Change = tuple[str, Sequence[Sequence[object]]]  # a statement, and the rows to 
 # The chunks of a recording usually follow each other; if not, its first row stays.
 _INSERT_RECORDING = f"{insert_sql('recording')} ON CONFLICT DO NOTHING"
 _GAP = "count(*) FILTER (WHERE {0}), min(source_path) FILTER (WHERE {0})"
-_GAPS = ("recorded_at IS NULL", "study_area IS NULL", "pattern IS NULL", "length(recorded_at) = length('2026-05-01')")
+_DATED = "coalesce(recorded_at, recorded_on)"
+_GAPS = (f"{_DATED} IS NULL", "study_area IS NULL", "pattern IS NULL", f"length({_DATED}) = length('2026-05-01')")
 
 
 def count_gaps(db: sqlite3.Connection, recordings: str = "recording") -> NameGaps:
-    """Count the recordings whose paths lack a study area, a date or a time, with an example of each."""
+    """Count the recordings without a study area, a date or a time, with an example of each."""
     kinds = ", ".join(_GAP.format(gap) for gap in _GAPS)
     return NameGaps(*db.execute(f"SELECT count(*), {kinds} FROM {recordings}").fetchone())
 

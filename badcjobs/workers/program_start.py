@@ -15,6 +15,7 @@ from badcjobs.workers import policy
 
 START_S = 1800.0  # of an engine: a cold import from a busy filesystem is slow
 _COMPILE_S = 900.0  # with the first chunk
+_FIRST = 3  # times as long for the first chunk of a worker, which compiles
 _FACTOR = 20  # a worker that is silent for this many times the slowest chunk hangs
 _UNKNOWN_AUDIO_S = 3600.0  # assumed for audio of unknown length
 # Also of a program whose child was killed.
@@ -37,13 +38,14 @@ class HangTimeout:
         if audio_s:
             self._slowest_rate = max(took_s / audio_s, self._slowest_rate or 0.0)
 
-    def limit_s(self, audio_s: float | None) -> float:
+    def limit_s(self, audio_s: float | None, *, is_first: bool = False) -> float:
         """Return how long a worker may be silent with this much audio in progress."""
+        least_s = self.least_s * (_FIRST if is_first else 1)
         if self._slowest_s is None:
             return min(self.start_s, _COMPILE_S) + self.slowest * (audio_s or _UNKNOWN_AUDIO_S)
         if audio_s is None or self._slowest_rate is None:
-            return max(self.least_s, _FACTOR * self._slowest_s)
-        return max(self.least_s, _FACTOR * self._slowest_rate * audio_s)
+            return max(least_s, _FACTOR * self._slowest_s)
+        return max(least_s, _FACTOR * self._slowest_rate * audio_s)
 
 
 def read_oom_kills(proc: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:

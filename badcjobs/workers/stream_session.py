@@ -60,6 +60,7 @@ class StreamSession:
     _is_ended: bool = False  # we killed it before it reported a started chunk; such a report may still come
     _sent: int = 0
     _ready: bool = False
+    _is_first: bool = True  # no chunk is done yet
     _got_bye: bool = False
     _threads: int = 1
     _holds: int = 1
@@ -177,7 +178,8 @@ class StreamSession:
     def _silence_s(self) -> float:
         """Return how long the process may be silent now."""
         lengths_s = [held.chunk.audio_s for held in self._in_hand.values() if held.started_at_ms is not None]
-        return max(map(self.hang_timeout.limit_s, lengths_s), default=self.hang_timeout.start_s)
+        limits_s = [self.hang_timeout.limit_s(length_s, is_first=self._is_first) for length_s in lengths_s]
+        return max(limits_s, default=self.hang_timeout.start_s)
 
     def _handle_event(self, event: Mapping[str, Any]) -> ChunkStarted | ChunkResult | None:
         kind = event["event"]
@@ -254,6 +256,7 @@ class StreamSession:
                 error=why,
             )
         audio_s = length_s if chunk.audio_s is None else chunk.audio_s
+        self._is_first = False
         self.hang_timeout.learn((now_ms - started_at_ms) / 1000, audio_s)
         detections = tuple(Detection(*row) for row in event["detections"])
         rarities = tuple(Detection(*row) for row in event.get("rarities", ()))

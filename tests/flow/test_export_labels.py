@@ -54,7 +54,8 @@ def test_hawkears_imports_each_label_for_the_recording_in_which_it_was_heard(haw
         heard = make_labelled(job, lines)
         [*roots] = {line.split(" | ")[0] for line in lines}
         audio = job / "audio" / (roots[0] if len(roots) == 1 else "")
-        for form in ("hawkears", "audacity"):
+        # Audacity's labels of a link have its own name, for people; HawkEars would look for its target.
+        for form in ("hawkears",) if "link" in case else ("hawkears", "audacity"):
             export(ExportOrder(job, form, job / form), None)
             folders.append((str(job / form), str(audio)))
             rows = [[second, second + 0.5, "AMRO", 0.5, str(path)] for second, path in heard.items()]
@@ -75,7 +76,7 @@ def test_one_label_that_hawkears_would_refuse_does_not_spoil_the_folder(hawkears
     _, notes = export(ExportOrder(job, "hawkears", tmp_path / "labels"), None)
     [[_, rows]] = read_back(hawkears, [(str(tmp_path / "labels"), str(tmp_path / "audio" / "season"))])
     assert [row[2:] for row in rows] == [["AMRO", 0.5, str(heard[1.0])]] * 2
-    assert notes[-1].startswith("4 detections left out")
+    assert "2 detections left out (Noise, own call): not a species in HawkEars' list; --format csv has all" in notes
 
 
 def test_the_files_are_those_that_hawkears_writes_for_the_same_recordings(hawkears, site):

@@ -38,6 +38,10 @@ def make_labelled(folder: Path, lines: list[str]) -> dict[float, Path]:
             audio = folder / "audio" / root / path
             place = Path(os.path.normpath(audio))
             place.parent.mkdir(parents=True, exist_ok=True)
+            if how == "link":
+                link, place = place, folder / "annex" / f"SHA256E-s{second}--key.wav"
+                place.parent.mkdir(exist_ok=True)
+                link.symlink_to(place)
             place.touch()
             values = {"recording": f"{root}/{path}", "source": path, "audio": str(audio), "second": second, "how": how}
             if how == "absolute":

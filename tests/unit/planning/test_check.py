@@ -403,5 +403,5 @@ def test_init_writes_what_is_found_here_and_every_other_key_as_a_comment(tmp_pat
 def test_the_verdict_names_what_could_not_be_checked():
     found = planning.check_facts(facts_of("'slurm.trouble=Unable to contact slurm controller'"))
     verdict = planning.remarks_text(found).splitlines()[0]
-    assert verdict == "0 problems and 1 warning: ready to submit; not checked: Slurm"
+    assert verdict == "0 problems and 1 warning: ready; not checked: Slurm"
     assert planning.Checked(tuple(found), None, Asked(), None).to_dict()["not_checked"] == ["Slurm"]

@@ -102,7 +102,10 @@ def test_labels_in_three_formats_leave_out_what_their_readers_refuse(job, tmp_pa
     orders.append(ExportOrder(job, "hawkears", out / "some", species=("amro",), min_score=0.5))
     orders.append(ExportOrder(job, "audacity", out / "none", species=("gone",)))
     said = [say(tmp_path, order) for order in orders]
-    (data / "classes.csv").unlink()
+    another = data.parent.rename(tmp_path / "copied")
+    orders[3] = orders[3]._replace(output=out / "copied", hawkears_root=str(another))
+    said.append(say(tmp_path, orders[3]))
+    data.mkdir(parents=True)
     os.mkfifo(data / "classes.csv")  # does not block
     said.append(say(tmp_path, ExportOrder(job, "hawkears", out / "without classes", species=("Noise", "LOUD"))))
     pages({"said.txt": "\n".join(said), **tree(out)})
@@ -210,6 +213,8 @@ def job(tmp_path):
             change(target, f"UPDATE {table} SET recording_id = 'r{chunk}' WHERE chunk_id = '{chunk}'")
         values = (f"r{chunk}", f"/data/{chunk}.wav", area, place, at)
         change(target, f"{INSERT} SELECT task_id, ?, ?, ?, ?, ? FROM task", *values)
+    change(target, "UPDATE recording SET recorded_on = '2022-05-03' WHERE recording_id IN ('ra', 'rc')")
+    change(target, "UPDATE recording SET location_name = 'Lake'")
     change(target, "UPDATE detection SET score = 0.5 WHERE label = 'SOFT'")
     return target
 

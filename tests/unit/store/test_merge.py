@@ -146,7 +146,7 @@ def test_overlaps_of_tasks_are_joined_in_whatever_order_they_are_merged(tmp_path
     def write(run, index, again=0):
         path = written(run, index, f"c{index}", samples=0, restart=again, chunk_ended_at_ms=START_MS + 5000 + again)
         change(path, "UPDATE chunk SET start_ms = ?1, end_ms = ?1 + 30000", 20_000 * index)
-        change(path, "UPDATE detection SET start_ms = 0, end_ms = 30000")
+        change(path, "UPDATE detection SET start_ms = ?, end_ms = 30000", 6000 * (index == 2))  # after the joint
         return path
 
     for number, order in enumerate([(0, 1, 2, 3), (3, 2, 1, 0), (1, 3, 0, 2), (2, 0, 3, 1)]):

@@ -301,16 +301,14 @@ def by_definition(heard):
         ms = round(1000 * start_s)
         moved = [replace(d, start_ms=d.start_ms + ms, end_ms=d.end_ms + ms) for d in found]
         parts.append([d for d in moved if d.end_ms > low and (d.start_ms < high or d.end_ms <= high)])
-    for joint, (before, after) in zip(joints, pairwise(parts), strict=True):
-        across = [d for d in before if d.start_ms < joint < d.end_ms]
+    for before, after in pairwise(parts):
         for place, late in enumerate(after):
-            twins = [d for d in across if d.label == late.label and late.start_ms < joint]
+            twins = [d for d in before if d.label == late.label and late.start_ms < d.end_ms]
             if twins:
                 distances = [abs(d.start_ms - late.start_ms) + abs(d.end_ms - late.end_ms) for d in twins]
                 twin = twins[distances.index(min(distances))]
                 best = late if (late.score or 0) > (twin.score or 0) else twin
                 after[place] = replace(best, start_ms=twin.start_ms, end_ms=late.end_ms)
-                across.remove(twin)
                 before.remove(twin)
     return [d for part in parts for d in part]
 
@@ -328,12 +326,25 @@ def test_neighbours_and_pieces_are_joined_by_the_definition(db, found, overlap):
 
 
 ROPT, LATE = Detection(1000, 4000, "ROPT", 0.9), Detection(26_000, 28_000, "ROPT", 0.9)
+LONG = Detection(2000, 4000, "ROPT", 0.9)
 # recording: its chunks with what was heard, and the times on its clock
 CASES = {
     "side by side": ([((0, 30), [ROPT]), ((30, 60), [ROPT])], [(1000, 4000), (31_000, 34_000)]),
     "one within another": (
         [((0, 60), [ROPT, Detection(50_000, 52_000, "ROPT", 0.9)]), ((10, 20), [ROPT]), ((55, 90), [ROPT])],
         [(1000, 4000), (11_000, 14_000), (50_000, 52_000), (56_000, 59_000)],
+    ),
+    "split by the later chunk": (
+        [((0, 4), [LONG]), ((2, 6), [Detection(1000, 1750, "ROPT", 0.9)])],
+        [(2000, 3750)],
+    ),
+    "split by the earlier chunk": (
+        [((0, 4), [Detection(2000, 2900, "ROPT", 0.9)]), ((2, 6), [Detection(500, 2000, "ROPT", 0.9)])],
+        [(2000, 4000)],
+    ),
+    "two of one chunk": (
+        [((0, 4), [LONG]), ((2, 6), [Detection(600, 1200, "ROPT", 0.9), Detection(1300, 1900, "ROPT", 0.9)])],
+        [(2000, 3200), (3300, 3900)],
     ),
     "a": ([((0, 30), [Detection(28_000, 30_000, "ROPT", 0.9)])], [(28_000, 30_000)]),
     "b": ([((24, 54), [Detection(4000, 6000, "ROPT", 0.8)])], [(28_000, 30_000)]),

@@ -277,6 +277,7 @@ def test_how_long_a_worker_may_be_silent_follows_from_its_slowest_chunk_and_the_
             limit.learn(took_s, audio_s)
         said.append([limit.limit_s(length_s) for length_s in (30, 300, None)])
     assert said == [[160, 700, 7300], [10, 10, 10], [60, 600, 60], [60, 600, 60], [1200, 12_000, 1200]]
+    assert HangTimeout(least_s=10, _slowest_s=0.1).limit_s(30, is_first=True) == 30
     assert (HangTimeout().limit_s(None), HangTimeout().start_s, HangTimeout().least_s) == (8100, 1800, 120)
 
 
