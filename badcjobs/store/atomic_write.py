@@ -28,8 +28,8 @@ _BLOCK_BYTES = 1 << 20
 
 def count_tables(db: sqlite3.Connection) -> dict[str, int]:
     """Return how many rows each table has."""
-    tables = [table.name for table in TABLES if table.name != "meta"]
-    return {name: read_value(db, f"SELECT count(*) FROM {name}") for name in tables}
+    tables = [table for table in TABLES if table != "meta"]
+    return {table: read_value(db, f"SELECT count(*) FROM {table}") for table in tables}
 
 
 def write_row_counts(db: sqlite3.Connection) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from badcjobs.errors import BadcjobsError, DatabaseProblem
-from badcjobs.store.schema import APPLICATION_ID, SCHEMA_VERSION, ddl_script
+from badcjobs.store.schema import APPLICATION_ID, SCHEMA_VERSION, TABLES, ddl_script
 from badcjobs.version import __version__
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def unshared_uri(path: Path) -> str:
 
 def create_tables(connection: sqlite3.Connection) -> None:
     """Create every table of a task database, in one transaction."""
-    connection.executescript(ddl_script())
+    connection.executescript(ddl_script(table.ddl() for table in TABLES.values()))
 
 
 _PLAIN_TABLE = re.compile(r"CREATE TABLE\b(?!.*\b(AS|CHECK)\b).*", re.IGNORECASE | re.DOTALL)

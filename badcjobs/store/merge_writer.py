@@ -19,7 +19,7 @@ from pathlib import Path
 
 from badcjobs.store.atomic_write import ROWS
 from badcjobs.store.connect import find_damage, read_only_uri, read_value, transaction
-from badcjobs.store.job_schema import ORDERED_BY, create_indexes, index_samples
+from badcjobs.store.job_schema import ORDERED_BY, SAMPLES_BY_TIME, create_indexes
 from badcjobs.store.overlaps import follow_changes, note_changes, settle_overlaps
 from badcjobs.store.schema import DERIVED, TABLES, columns_of
 from badcjobs.store.source_files import (
@@ -36,7 +36,7 @@ _RANK = "CASE {0}.status WHEN 'done' THEN 4 WHEN 'poison' THEN 3 WHEN 'failed' T
 _TASK_STARTED = "coalesce((SELECT k.started_at_ms FROM main.task k WHERE k.task_id = {0}.task_id), 0)"
 STRENGTH = f"({_RANK}, coalesce({{0}}.ended_at_ms, 0), {_TASK_STARTED}, {{0}}.task_id)"
 _SAME_CHUNK = "{0}.recording_id = {1}.recording_id AND {0}.chunk_id = {1}.chunk_id"
-_PLAIN = tuple(table.name for table in TABLES if table.name not in ("meta", "chunk"))
+_PLAIN = tuple(table for table in TABLES if table not in ("meta", "chunk"))
 _HOMES = {table: "task_recording" if table == "recording" else table for table in _PLAIN}  # in the job database
 _WHERE_ROWS_ARE = (*_HOMES.values(), "chunk", "rival_chunk", "rival_detection")
 _FROM = {"task_recording": "recording", "rival_chunk": "chunk", "rival_detection": "detection"}
@@ -102,7 +102,7 @@ def settle_recordings(db: sqlite3.Connection) -> None:
 
 def remove_task(db: sqlite3.Connection, task_id: int) -> None:
     """Remove a task; each chunk that it had won goes to the strongest rival."""
-    index_samples(db)
+    create_indexes(db, [SAMPLES_BY_TIME])  # the other tasks may still have to be merged
     note_changes(db, ("task_recording", "chunk", "rival_chunk"), task_id)
     db.execute("CREATE TEMP TABLE vacated AS SELECT recording_id, chunk_id FROM chunk WHERE task_id = ?", (task_id,))
     for table in (*_WHERE_ROWS_ARE, "task_meta"):

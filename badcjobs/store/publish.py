@@ -44,10 +44,20 @@ _UNREADABLE = """
     INSERT INTO gap (task_id, from_ms, to_ms, reason)
     SELECT task_id, started_at_ms,
            coalesce(ended_at_ms, (SELECT max(started_at_ms) FROM attempt), started_at_ms), ? FROM task"""
-_WORK = frozenset({
-    "meta", "task", "device", "worker", "chunk", "recording", "attempt", "decision", "detection", "rarity", "mark",
+_WORK = (  # the tables that the wrapper writes
+    "meta",
+    "task",
+    "device",
+    "worker",
+    "chunk",
+    "recording",
+    "attempt",
+    "decision",
+    "detection",
+    "rarity",
+    "mark",
     "usage_sample",
-})  # fmt: skip  # the tables that the wrapper writes
+)
 
 
 def publish(
@@ -111,7 +121,7 @@ def join_files(
             try:
                 is_there = _copy_rows(db, part, joined.parent)
             except sqlite3.Error as error:
-                if half is halves[0] or count_rows(part, joined.parent, [table.name for table in TABLES]) >= 0:
+                if half is halves[0] or count_rows(part, joined.parent, TABLES) >= 0:
                     raise  # every row can be read: the target has no space
                 log.warning("the recorder's file cannot be read; its readings are not published: %s", error)
                 db.execute(_UNREADABLE, (f"the recorder's file cannot be read: {error}",))
@@ -144,7 +154,7 @@ def _copy_rows(db: sqlite3.Connection, half: Half, workplace: Path) -> bool:
             return False  # just created, without tables
         with transaction(db):  # one snapshot of the live file
             is_published = read_value(db, "SELECT 1 FROM live.meta WHERE key = ?", ROWS)
-            for table in (table.name for table in TABLES if not is_published or table.name in _WORK):
+            for table in _WORK if is_published else TABLES:
                 copy = f"INSERT INTO main.{table} SELECT * FROM live.{table}"
                 if table == "sample":
                     for device in db.execute("SELECT DISTINCT device_id FROM live.sample ORDER BY 1").fetchall():

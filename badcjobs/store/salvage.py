@@ -48,7 +48,7 @@ def salvage(damaged: Path, clean: Path) -> Counter[str]:
         db.execute("PRAGMA synchronous = OFF")
         create_tables(db)
         db.execute("BEGIN")
-        for table in (table.name for table in TABLES if table.name not in DERIVED):
+        for table in (table for table in TABLES if table not in DERIVED):
             _copy_rows(source, db, table)
         task_id = read_value(db, "SELECT task_id FROM task")
         if task_id is None:
