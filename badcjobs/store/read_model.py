@@ -361,7 +361,7 @@ class TaskFacts:
     ended_at_ms: int | None = None
     before: int = 0  # chunks done before this attempt
     failed_before: int = 0  # chunks that failed permanently before this attempt
-    settings: str | None = None  # its settings as JSON
+    settings: str = ""  # its settings as JSON; empty: not known
     live_folder: str | None = None  # on its node
     # Totals
     tries: int = 0

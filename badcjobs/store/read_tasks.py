@@ -24,7 +24,6 @@ from badcjobs.model import (
     ProcessFacts,
     Reading,
     Stretches,
-    not_none,
     silent_after_s,
 )
 from badcjobs.model.work import AUDIO_FAULTS
@@ -56,18 +55,11 @@ from badcjobs.store.read_model import (
 )
 from badcjobs.store.schema import columns_of
 
-_TASKS = """
-    SELECT t.task_id, t.name, t.job_id, t.array_index, t.restart, t.node, t.procid, t.engine, t.telemetry, t.devices,
-           t.workers, t.cpus, t.memory_limit_bytes, t.time_limit_s, t.slurm_state, t.shard_index, t.shard_count,
-           t.started_at_ms, t.ended_at_ms, t.exit_code, t.verdict, coalesce(t.verdict, 'running') AS state,
-           u.cpu_mean_cores, u.memory_peak_bytes, u.read_mean_bytes_per_s, u.host_cpu_mean_percent,
-           u.host_memory_peak_bytes
-    FROM task t LEFT JOIN task_total u USING (task_id)
-    ORDER BY t.job_id, t.array_index, t.restart, t.node, t.name"""
-_WORKER_DECISIONS = "SELECT task_id, figures FROM decision WHERE code GLOB 'workers.*' ORDER BY at_ms"
 _CHUNKS = """
-    SELECT task_id, sum(status = 'done') AS done, sum(status IN ('failed', 'poison')) AS failed,
-           sum(status = 'pending') AS pending, sum(status = 'skipped' AND error_class IS NULL) AS before,
+    SELECT task_id, sum(status = 'done') AS done,
+           sum(status IN ('failed', 'poison')) AS failed,
+           sum(status = 'pending') AS pending,
+           sum(status = 'skipped' AND error_class IS NULL) AS before,
            sum(status = 'skipped' AND error_class IS NOT NULL) AS failed_before,
            total(CASE WHEN status = 'done' THEN audio_s END) AS audio_s,
            CAST(total(CASE WHEN status = 'done' THEN detections END) AS INTEGER) AS detections,
@@ -75,35 +67,51 @@ _CHUNKS = """
            total(CASE WHEN status = 'pending' THEN audio_s END) AS audio_left_s,
            sum(status = 'pending' AND audio_s IS NULL) AS left_of_unknown_length
     FROM chunk GROUP BY 1"""
-_OVERLAPS = "SELECT task_id, sum(overlap_s) FROM overlap GROUP BY 1"
 _ATTEMPTS = """
-    SELECT task_id, count(*), max(coalesce(ended_at_ms, started_at_ms)), min(started_at_ms),
-           max(CASE WHEN outcome = 'done' THEN ended_at_ms - started_at_ms END) / 1000.0
+    SELECT task_id, count(*) AS tries, min(started_at_ms) AS first_ms,
+           max(coalesce(ended_at_ms, started_at_ms)) AS last_ms,
+           max(CASE WHEN outcome = 'done' THEN ended_at_ms - started_at_ms END) / 1000.0 AS longest_s
     FROM attempt GROUP BY 1"""
+_TASKS = f"""
+    SELECT t.task_id, t.name, t.job_id, t.array_index, t.restart, t.node, t.procid, t.engine,
+           t.telemetry, t.devices, t.workers, t.cpus, t.memory_limit_bytes, t.time_limit_s,
+           t.slurm_state, t.shard_index, t.shard_count, t.started_at_ms, t.ended_at_ms,
+           t.exit_code, t.verdict, coalesce(t.verdict, 'running') AS state,
+           u.cpu_mean_cores, u.memory_peak_bytes, u.read_mean_bytes_per_s,
+           u.host_cpu_mean_percent, u.host_memory_peak_bytes,
+           c.done, c.failed, c.pending, c.before, c.failed_before, c.detections,
+           c.audio_s - coalesce(o.overlap_s, 0.0) AS audio_s,
+           c.done_of_unknown_length, c.audio_left_s, c.left_of_unknown_length,
+           a.tries, a.longest_s, max(0, a.first_ms - t.started_at_ms) / 1000.0 AS startup_s,
+           max(t.started_at_ms, coalesce(a.last_ms, 0), coalesce(g.last_ms, 0)) AS last_sign_ms,
+           s.value AS settings, l.value AS live_folder
+    FROM task t LEFT JOIN task_total u USING (task_id)
+    LEFT JOIN ({_CHUNKS}) c USING (task_id)
+    LEFT JOIN ({_ATTEMPTS}) a USING (task_id)
+    LEFT JOIN (SELECT task_id, sum(overlap_s) AS overlap_s FROM overlap GROUP BY 1) o USING (task_id)
+    LEFT JOIN (SELECT task_id, max(to_ms) AS last_ms FROM gap GROUP BY 1) g USING (task_id)
+    LEFT JOIN task_meta s ON s.task_id = t.task_id AND s.key = 'settings'
+    LEFT JOIN task_meta l ON l.task_id = t.task_id AND l.key = 'live_folder'
+    ORDER BY t.job_id, t.array_index, t.restart, t.node, t.name"""
+_WORKER_DECISIONS = "SELECT task_id, figures FROM decision WHERE code GLOB 'workers.*' ORDER BY at_ms"
 _ERRORS = f"""
     SELECT task_id, error_class, count(*), min(error) FROM chunk WHERE error_class IS NOT NULL AND status != 'done'
     GROUP BY 1, 2, CASE WHEN error_class IN {AUDIO_FAULTS} THEN source_path END"""
-_LAST_GAPS = "SELECT task_id, max(to_ms) FROM gap GROUP BY 1"
 _LAST_HOST = """
     SELECT at_ms, cpu_percent, memory_used_bytes, 100.0 * memory_used_bytes / memory_total_bytes AS memory_percent
     FROM host_sample WHERE task_id = ? ORDER BY {order} DESC LIMIT 1"""
-_SETTINGS = "SELECT task_id, value FROM meta, task WHERE key = 'settings'"  # a task database has one task
-_LIVE_FOLDER = "SELECT value FROM meta WHERE key = 'live_folder'"
-_SETTINGS_OF_JOB = "SELECT task_id, value FROM task_meta WHERE key = 'settings'"
 _DEVICE = """d.device_id, t.name AS task, t.node, d.device_index AS "index", d.uuid, d.token, d.name, d.backend,
              d.memory_total_bytes, d.power_limit_w, d.driver"""
 _DEVICES_NOW = f"""
     SELECT {_DEVICE} FROM device d JOIN task t USING (task_id) ORDER BY d.device_index, d.token"""
+# Audio that two chunks have counts once.
 _DONE = """
-    SELECT device_id, count(*), total(audio_s) FROM chunk
-    WHERE task_id = ? AND status = 'done' AND device_id IS NOT NULL GROUP BY 1"""
-# In a job database: audio that two chunks have counts once.
-_DONE_IN_JOB = """
     SELECT c.device_id, count(*), total(c.audio_s - coalesce(o.overlap_s, 0))
     FROM {chunk} c LEFT JOIN overlap o USING (recording_id, chunk_id)
     WHERE c.task_id = ? AND c.status = 'done' AND c.device_id IS NOT NULL GROUP BY 1"""
+_DONE_NOW = _DONE.format(chunk="chunk")
 # Also chunks that another task has done again, whose result was chosen.
-_DONE_EVER = _DONE_IN_JOB.format(chunk="(SELECT * FROM chunk UNION ALL SELECT * FROM rival_chunk)")
+_DONE_EVER = _DONE.format(chunk="(SELECT * FROM chunk UNION ALL SELECT * FROM rival_chunk)")
 _UNDER_WAY = f"""
     SELECT task_id, device_id, {CHUNK_NAME} FROM attempt WHERE ended_at_ms IS NULL ORDER BY started_at_ms DESC"""
 _TRAIL = """
@@ -132,47 +140,45 @@ _PROCESSES = f"""
     ORDER BY process.first_at_ms"""
 
 
+# What only a job database has, as it is for a single task.
+_LIKE_JOB = f"""
+    CREATE TEMP VIEW IF NOT EXISTS task_meta AS SELECT task_id, key, value FROM task, meta;
+    CREATE TEMP VIEW IF NOT EXISTS rival_chunk AS SELECT * FROM chunk WHERE false;
+    CREATE TEMP VIEW IF NOT EXISTS overlap AS
+        SELECT NULL AS task_id, NULL AS recording_id, NULL AS chunk_id, NULL AS overlap_s WHERE false;
+    CREATE TEMP VIEW IF NOT EXISTS device_summary AS {DEVICE_SUMMARY.select()}"""
+
+
+def _show_like_job(db: sqlite3.Connection) -> bool:
+    """Let the queries for a job database also work with a task database; return whether it is a job database."""
+    is_job = is_job_database(db)
+    if not is_job:
+        db.executescript(_LIKE_JOB)
+    return is_job
+
+
 def read_task_rows(db: sqlite3.Connection, known: Collection[str] = ()) -> list[TaskFacts]:
     """Return the tasks of a task or job database without their devices; skip those whose names are in ``known``."""
-    rows = [row for row in rows_by_name(db, _TASKS) if row["name"] not in known]
-    if not rows:
+    if all(name in known for (name,) in db.execute("SELECT name FROM task")):
         return []
-    of_job = is_job_database(db)
-    chunks = {row.pop("task_id"): row for row in rows_by_name(db, _CHUNKS)}
-    if of_job:
-        for task_id, overlap_s in db.execute(_OVERLAPS):
-            chunks[task_id]["audio_s"] -= overlap_s
-    workers = grouped(db.execute(_WORKER_DECISIONS))
-    attempts = {task_id: rest for task_id, *rest in db.execute(_ATTEMPTS)}
-    errors = grouped((task_id, tuple(rest)) for task_id, *rest in db.execute(_ERRORS))
-    last_gaps_ms = dict(db.execute(_LAST_GAPS))
-    all_settings = db.execute(_SETTINGS_OF_JOB if of_job else _SETTINGS)
-    settings = {task_id: intern(text) for task_id, text in all_settings if text}  # most tasks have the same
-    live_folder = None if of_job else read_value(db, _LIVE_FOLDER)
+    is_job = _show_like_job(db)
+    last_host = _LAST_HOST.format(order="at_ms" if is_job else "rowid")  # no index, but in order of time
+    decisions = grouped(db.execute(_WORKER_DECISIONS))
+    errors = grouped(db.execute(_ERRORS))
     alerts = grouped((alert.task, alert) for alert in read_as(db, TaskAlert, _ALERTS))
-    last_host = _LAST_HOST.format(order="at_ms" if of_job else "rowid")  # no index, but in order of time
 
     tasks = []
-    for row in rows:
+    for row in rows_by_name(db, _TASKS):
+        if row["name"] in known:
+            continue
         task_id = row["task_id"]
-        row["workers"] = _workers_now(row["workers"], workers[task_id])
-        host = next(iter(rows_by_name(db, last_host, (task_id,))), {})
-        tries, attempt_ms, first_ms, longest_s = attempts.get(task_id, (0, None, None, None))
-        signs_ms = [row["started_at_ms"], last_gaps_ms.get(task_id), host.pop("at_ms", None), attempt_ms]
-        task = TaskFacts(
-            **row,
-            **chunks.get(task_id, {}),
-            **host,
-            tries=tries,
-            startup_s=None if first_ms is None else max(0, first_ms - row["started_at_ms"]) / 1000,
-            longest_s=longest_s,
-            errors=tuple(errors[task_id]),
-            last_sign_ms=row["ended_at_ms"] or max(not_none(signs_ms)),
-            settings=settings.get(task_id),
-            live_folder=live_folder,
-            alerts=tuple(alerts[row["name"]]),
-        )
-        tasks.append(task)
+        row |= next(iter(rows_by_name(db, last_host, (task_id,))), {})
+        read_at_ms = row.pop("at_ms", 0)
+        row["last_sign_ms"] = row["ended_at_ms"] or max(row["last_sign_ms"], read_at_ms)
+        row["workers"] = _workers_now(row["workers"], decisions[task_id])
+        row["settings"] = intern(row["settings"] or "")  # most tasks have the same
+        facts = {name: value for name, value in row.items() if value is not None}
+        tasks.append(TaskFacts(**facts, errors=tuple(errors[task_id]), alerts=tuple(alerts[row["name"]])))
     return tasks
 
 
@@ -219,10 +225,9 @@ def _read_devices_now(
     """Yield the devices of a task with their last readings and what they do; ``under_way``: device → chunk."""
     is_alive = task.verdict is None
     place = (task.task_id,)
-    done_sql = _DONE_IN_JOB.format(chunk="chunk") if is_job_database(db) else _DONE
     last = last_readings(db, task.task_id)
-    audio = {device_id: (done, audio_s) for device_id, done, audio_s in db.execute(done_sql, place)}
-    stretches = grouped((device_id, rest) for device_id, *rest in db.execute(_TRAIL, place))
+    audio = {device_id: (done, audio_s) for device_id, done, audio_s in db.execute(_DONE_NOW, place)}
+    stretches = grouped(db.execute(_TRAIL, place))
     chunks = grouped(under_way)
     for row in rows:
         device_id = row["device_id"]
@@ -367,8 +372,7 @@ _METRIC_ROWS = """
 
 def read_devices(db: sqlite3.Connection, *, readings: bool = True) -> Iterator[DeviceFacts]:
     """Yield the devices of all tasks with the totals that were computed at publication, and their last ``readings``."""
-    if not is_job_database(db):  # which has this view
-        db.execute(f"CREATE TEMP VIEW device_summary AS {DEVICE_SUMMARY.select()}")
+    _show_like_job(db)
     alone = read_alone(db)
     under_way = {}
     for device_id, tries, total_s, busy_s, energy_j in db.execute(_TRIES):  # they count as working
@@ -403,9 +407,10 @@ _DURATIONS = """
     SELECT device_id, (ended_at_ms - started_at_ms) / 1000.0, count(*) FROM attempt
     WHERE task_id = ? AND outcome = 'done' AND device_id IS NOT NULL GROUP BY 1, 2"""
 _WORK = f"""
-    SELECT a.device_id, sum(a.outcome IS 'done'), sum(a.outcome IS 'failed'),
-           sum((a.outcome IS NULL OR a.outcome = 'lost') AND NOT {UNDER_WAY}), max(a.ended_at_ms),
-           max(CASE WHEN a.error_class IN ('gpu_lost', 'ran_on_cpu') THEN a.error_class END)
+    SELECT a.device_id, sum(a.outcome IS 'done') AS done, sum(a.outcome IS 'failed') AS failed,
+           sum((a.outcome IS NULL OR a.outcome = 'lost') AND NOT {UNDER_WAY}) AS lost,
+           max(a.ended_at_ms) AS last_end_ms,
+           max(CASE WHEN a.error_class IN ('gpu_lost', 'ran_on_cpu') THEN a.error_class END) AS gave_up
     FROM attempt a JOIN task t USING (task_id) LEFT JOIN worker w USING (worker_id)
     WHERE a.task_id = ? AND a.device_id IS NOT NULL GROUP BY 1"""
 # The mean utilization in 20 parts of the task's time, in whole percent; NULL: no sample.
@@ -421,24 +426,20 @@ _SPARKS = """
 def _work(db: sqlite3.Connection, task: tuple[int]) -> dict[int, DeviceWork]:
     workers = dict(db.execute(_WORKERS, task))
     durations = grouped(db.execute(_DURATIONS, task))
-    done_sql = _DONE_EVER if is_job_database(db) else _DONE
-    audio_s = {device_id: seconds for device_id, _, seconds in db.execute(done_sql, task)}
+    audio_s = {device_id: seconds for device_id, _, seconds in db.execute(_DONE_EVER, task)}
     work = {device_id: DeviceWork(many) for device_id, many in workers.items()}
-    for device_id, done, failed, lost, last_end_ms, gave_up in db.execute(_WORK, task):
+    for row in rows_by_name(db, _WORK, task):
+        device_id = row.pop("device_id")
         p50_s = p95_s = longest_s = None
         if durations[device_id]:
             _, _, _, p50_s, p95_s, longest_s = distribution(dict(durations[device_id]))
         work[device_id] = DeviceWork(
+            **row,
             workers=workers.get(device_id, 0),
-            done=done,
-            failed=failed,
-            lost=lost,
             audio_s=audio_s.get(device_id, 0.0),
             chunk_p50_s=p50_s,
             chunk_p95_s=p95_s,
             chunk_max_s=longest_s,
-            last_end_ms=last_end_ms,
-            gave_up=gave_up,
         )
     return work
 
