@@ -204,27 +204,17 @@ _AGAIN_GPU_S = f"""
         WHERE a.outcome = 'done')
     WHERE number > 1"""
 _DONE_COST = "FROM attempt_cost c JOIN attempt a USING (task_id, attempt_id) WHERE a.outcome = 'done'"
+_COST = f"""
+    SELECT count(*) AS tries, avg(c.gpu_s) AS gpu_s_mean, avg(c.busy_s) AS busy_s_mean,
+           count(c.energy_j) AS energy_tries, avg(c.energy_j) AS energy_j_mean {_DONE_COST}"""
 
 
 def _cost(db: sqlite3.Connection) -> CostFacts:
-    tries, gpu_s, busy_s, energy_tries, energy_j = db.execute(
-        f"SELECT count(*), avg(c.gpu_s), avg(c.busy_s), count(c.energy_j), avg(c.energy_j) {_DONE_COST}"
-    ).fetchone()
-    gpu_p50_s, gpu_p95_s, gpu_max_s = _ranks(db, "gpu_s", tries)
-    energy_p50_j, energy_p95_j, energy_max_j = _ranks(db, "energy_j", energy_tries)
-    return CostFacts(
-        tries=tries,
-        gpu_s_mean=gpu_s,
-        gpu_s_p50=gpu_p50_s,
-        gpu_s_p95=gpu_p95_s,
-        gpu_s_max=gpu_max_s,
-        busy_s_mean=busy_s,
-        energy_j_mean=energy_j,
-        energy_j_p50=energy_p50_j,
-        energy_j_p95=energy_p95_j,
-        energy_j_max=energy_max_j,
-        energy_tries=energy_tries,
-    )
+    [cost] = rows_by_name(db, _COST)
+    for column, count in (("gpu_s", cost["tries"]), ("energy_j", cost["energy_tries"])):
+        values = _ranks(db, column, count)
+        cost |= {f"{column}_{rank}": value for rank, value in zip(("p50", "p95", "max"), values, strict=True)}
+    return CostFacts(**cost)
 
 
 def _ranks(db: sqlite3.Connection, column: str, count: int) -> list[float | None]:
