@@ -83,7 +83,7 @@ class Intake(SourceFile):
     """A file that was found and, if it has a ``scratch`` folder, examined."""
 
     file: Path = Path()
-    scratch: Path = Path()  # a folder for copies, until the file is merged
+    scratch: Path = Path()  # a folder for copies, if they are needed, until the file is merged
     database: Path | None = None  # what to merge: the file, or a repaired copy; None: nothing
     task_name: str | None = None
     started_at_ms: int | None = None
@@ -255,6 +255,7 @@ def _read(intake: Intake, status: os.stat_result) -> Intake:
 
 def _join_live(intake: Intake) -> Intake:
     """Join the live files of a task that has ended."""
+    intake.scratch.mkdir(exist_ok=True)
     halves = [intake.file]
     live = LocalFolder(intake.file.parent)
     if intake.file == live.wrapper_file and live.recorder_file.is_file():
@@ -320,6 +321,7 @@ def _recover(path: Path, scratch: Path) -> Path:
 
 def _salvage_rows(intake: Intake, damage: str) -> Intake:
     """Salvage the rows of a damaged file; refuse it if that is not possible."""
+    intake.scratch.mkdir(exist_ok=True)
     clean = intake.scratch / f"salvaged-{intake.file.name}"
     clean.unlink(missing_ok=True)
     try:
