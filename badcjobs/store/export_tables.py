@@ -175,13 +175,11 @@ class JobDetections:
 
     def batches(self, form: str) -> Iterator[tuple[str | None, Sequence[Row]]]:
         """Yield the rows in order, in batches; each batch belongs to one study area, which comes with it."""
-        place, join = (
-            ("n", f"LEFT JOIN {_RENAMED} n USING (recording_id)") if self._recordings == _RENAMED else ("v", "")
-        )
         cursor = self._db.execute(
-            f"""SELECT {place}.study_area, {place}.location, {place}.recorded_at, v.start_ms / 1000.0,
-                       v.end_ms / 1000.0, v.label, v.label_name, v.score, v.recording_id, v.chunk_id
-                FROM {VIEW} v {join} WHERE {self._wanted.condition}
+            f"""SELECT n.study_area, n.location, n.recorded_at, v.start_ms / 1000.0, v.end_ms / 1000.0,
+                       v.label, v.label_name, v.score, v.recording_id, v.chunk_id
+                FROM {VIEW} v LEFT JOIN {self._recordings} n USING (recording_id)
+                WHERE {self._wanted.condition}
                 ORDER BY 1, 2, 3, v.recording_id, v.start_ms, v.end_ms, v.label, v.score, v.chunk_id""",
             self._wanted.values,
         )

@@ -1,8 +1,8 @@
 """Merges many task databases into one job database. Read ``merge`` first.
 
 Files that an earlier merge has read and that have not changed since are not opened. The rows of files that are now
-gone, damaged or not given stay in the job database. The other modules: source_files (find and examine files), salvage
-(read damaged files), merge_writer (write the rows of each task, and choose between several results of one chunk).
+gone, damaged or not given stay in the job database. The other modules: source_files (find, examine and salvage files),
+merge_writer (write the rows of each task, and choose between several results of one chunk).
 """
 
 from __future__ import annotations

@@ -73,10 +73,19 @@ def insert_task(db: sqlite3.Connection, source: str, task_id: int) -> None:
 
 def settle_detections(db: sqlite3.Connection) -> None:
     """Move the detections of rivals to ``rival_detection``, so that each chunk has only those of its winner."""
-    lost = f"""FROM rival_chunk r JOIN detection d ON {_SAME_CHUNK.format("d", "r")} AND d.task_id = r.task_id
-               WHERE r.status = 'done'"""
-    if db.execute(f"INSERT INTO rival_detection SELECT d.* {lost}").rowcount:
-        db.execute(f"DELETE FROM detection WHERE rowid IN (SELECT d.rowid {lost})")
+    _move(
+        db,
+        "detection",
+        "rival_detection",
+        f"""FROM rival_chunk r JOIN detection m ON {_SAME_CHUNK.format("m", "r")} AND m.task_id = r.task_id
+            WHERE r.status = 'done'""",
+    )
+
+
+def _move(db: sqlite3.Connection, source: str, target: str, rows: str) -> None:
+    """Move rows to another table; ``m`` stands for them in ``rows``, the rest of a SELECT statement."""
+    db.execute(f"INSERT INTO {target} SELECT m.* {rows}")
+    db.execute(f"DELETE FROM {source} WHERE rowid IN (SELECT m.rowid {rows})")
 
 
 def settle_recordings(db: sqlite3.Connection) -> None:
@@ -107,19 +116,13 @@ def remove_task(db: sqlite3.Connection, task_id: int) -> None:
     db.execute("CREATE TEMP TABLE vacated AS SELECT recording_id, chunk_id FROM chunk WHERE task_id = ?", (task_id,))
     for table in (*_WHERE_ROWS_ARE, "task_meta"):
         db.execute(f"DELETE FROM main.{table} WHERE task_id = ?", (task_id,))
-    heirs = f"""FROM vacated v JOIN rival_chunk r ON {_SAME_CHUNK.format("r", "v")}
+    heirs = f"""FROM vacated v JOIN rival_chunk m ON {_SAME_CHUNK.format("m", "v")}
                 WHERE NOT EXISTS (SELECT 1 FROM rival_chunk b
-                    WHERE {_SAME_CHUNK.format("b", "v")} AND {STRENGTH.format("b")} > {STRENGTH.format("r")})"""
-    db.execute(f"INSERT INTO chunk SELECT r.* {heirs}")
-    found = f"""FROM vacated v JOIN chunk c ON {_SAME_CHUNK.format("c", "v")}
-                JOIN rival_detection d ON {_SAME_CHUNK.format("d", "c")} AND d.task_id = c.task_id"""
-    db.execute(f"INSERT INTO detection SELECT d.* {found}")
-    db.execute(f"DELETE FROM rival_detection WHERE rowid IN (SELECT d.rowid {found})")
-    db.execute(
-        f"""DELETE FROM rival_chunk WHERE rowid IN (
-                SELECT r.rowid FROM vacated v JOIN chunk c ON {_SAME_CHUNK.format("c", "v")}
-                JOIN rival_chunk r ON {_SAME_CHUNK.format("r", "c")} AND r.task_id = c.task_id)"""
-    )
+                    WHERE {_SAME_CHUNK.format("b", "v")} AND {STRENGTH.format("b")} > {STRENGTH.format("m")})"""
+    _move(db, "rival_chunk", "chunk", heirs)
+    of_heirs = f"""FROM vacated v JOIN chunk c ON {_SAME_CHUNK.format("c", "v")}
+                   JOIN rival_detection m ON {_SAME_CHUNK.format("m", "c")} AND m.task_id = c.task_id"""
+    _move(db, "rival_detection", "detection", of_heirs)
     db.execute("DROP TABLE vacated")
 
 
@@ -193,8 +196,9 @@ class JobWriter:
             create_indexes(self._db)
             settle_detections(self._db)
             for task_id, expected in self._expected.items():
+                arrived = count_rows(self._db, task_id, leave_out=(*ORDERED_BY, *DERIVED))
                 try:
-                    for table, many in count_rows(self._db, task_id, leave_out=(*ORDERED_BY, *DERIVED)).items():
+                    for table, many in arrived.items():
                         _check(table, expected.get(table, 0), many)
                 except RowsDiffer as error:
                     name = self._holders.pop(task_id)
@@ -217,13 +221,7 @@ class JobWriter:
         return started_at_ms not in (None, intake.started_at_ms)
 
     def _use_file(self, intake: Intake) -> None:
-        """Write the rows of this file as those of its task."""
-        rows = self._write(intake)
-        self._files[intake.path] = replace(intake, rows=rows, counts={})  # to save memory: there may be thousands
-        self._holders[intake.task_id] = intake.path
-
-    def _write(self, intake: Intake) -> int:
-        """Replace the rows of a task by those of a file; return their number."""
+        """Replace the rows of a task by those of this file."""
         assert intake.database is not None and intake.task_id is not None
         db = self._db
         task_id = intake.task_id
@@ -248,7 +246,8 @@ class JobWriter:
             if not db.in_transaction:  # SQLite cannot detach inside a transaction
                 db.execute(f"DETACH {source}")
         self._expected[task_id] = counts
-        return total(counts)
+        self._files[intake.path] = replace(intake, rows=total(counts), counts={})  # to save memory
+        self._holders[task_id] = intake.path
 
 
 def _is_original(path: str, other: str, task_file: str) -> bool:

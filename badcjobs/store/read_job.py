@@ -74,7 +74,7 @@ def read_outline(db: sqlite3.Connection, folder: Path) -> JobFacts:
     files = _files(db) if is_job_database(db) else ()
     tasks, merged = add_last_contact(db, read_task_rows(db), files, folder) if files else ([], Freshness())
     chunks = dict(db.execute("SELECT status, count(*) FROM chunk GROUP BY status"))
-    return JobFacts(tuple(tasks), (), chunks, 0.0, 0, 0, (), (), (), (), file_folders=_folders(files), merged=merged)
+    return JobFacts(tuple(tasks), chunks=chunks, file_folders=_folders(files), merged=merged)
 
 
 def _files(db: sqlite3.Connection) -> tuple[SourceFile, ...]:
@@ -89,7 +89,7 @@ def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> JobFacts:
     files = _files(db)
     tasks, merged = add_last_contact(db, read_task_rows(db), files, folder)
     # run.toml has only the settings that all tasks share.
-    last = max((task for task in tasks if task.settings), key=lambda task: task.started_at_ms, default=None)
+    last_settings = max(((task.started_at_ms, task.settings) for task in tasks if task.settings), default=(0, ""))
     overlap_s = read_value(db, "SELECT total(overlap_s) FROM overlap")
     cpu_tries, cpu_audio_s = db.execute(_ON_CPU).fetchone()
     conflicts, restarted = db.execute(f"SELECT count(*), sum(restarted) FROM ({_DONE_AGAIN})").fetchone()
@@ -114,7 +114,7 @@ def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> JobFacts:
         file_folders=_folders(files),
         conflicts=conflicts,
         restarted=restarted or 0,
-        last_settings=parse_settings(last.settings if last is not None else None),
+        last_settings=parse_settings(last_settings[1]),
         audio_left_s=read_value(db, _AUDIO_S, "pending"),
         left_of_unknown_length=read_value(db, _OF_UNKNOWN_LENGTH, "pending"),
         errors=read_as(db, ErrorFacts, _ERRORS),
@@ -207,13 +207,16 @@ _DONE_COST = "FROM attempt_cost c JOIN attempt a USING (task_id, attempt_id) WHE
 _COST = f"""
     SELECT count(*) AS tries, avg(c.gpu_s) AS gpu_s_mean, avg(c.busy_s) AS busy_s_mean,
            count(c.energy_j) AS energy_tries, avg(c.energy_j) AS energy_j_mean {_DONE_COST}"""
+_COST = f"""
+    SELECT count(*) AS tries, avg(c.gpu_s) AS gpu_s_mean, avg(c.busy_s) AS busy_s_mean,
+           count(c.energy_j) AS energy_tries, avg(c.energy_j) AS energy_j_mean {_DONE_COST}"""
 
 
 def _cost(db: sqlite3.Connection) -> CostFacts:
     [cost] = rows_by_name(db, _COST)
     for column, count in (("gpu_s", cost["tries"]), ("energy_j", cost["energy_tries"])):
-        values = _ranks(db, column, count)
-        cost |= {f"{column}_{rank}": value for rank, value in zip(("p50", "p95", "max"), values, strict=True)}
+        ranks = _ranks(db, column, count)
+        cost |= {f"{column}_{name}": value for name, value in zip(("p50", "p95", "max"), ranks, strict=True)}
     return CostFacts(**cost)
 
 
@@ -263,12 +266,10 @@ def add_last_contact(
             continue
         was_silent = is_silent(at_merge.heard_at_ms, at_merge.silent_after_s, merged_at_ms)
         is_copy = was_silent and status.st_size == file.size_bytes
-        if is_copy or file.is_same(status):
-            shown.append(at_merge)
-        elif was_silent:
-            shown.append(replace(at_merge, changed=True))  # a later attempt may have published it
-        else:
-            shown.append(with_contact(task, status.st_size, status.st_mtime_ns, changed=True))
+        has_changed = not (is_copy or file.is_same(status))
+        if has_changed and not was_silent:
+            at_merge = with_contact(task, status.st_size, status.st_mtime_ns)
+        shown.append(replace(at_merge, changed=has_changed))  # of a silent one, a later attempt may have published it
 
     changed = sum(task.changed for task in shown)
     for file in files:

@@ -584,15 +584,15 @@ class JobFacts:
     """The content of a job database."""
 
     tasks: tuple[TaskFacts, ...]
-    devices: tuple[DeviceFacts, ...]
-    chunks: Mapping[str, int]
-    audio_done_s: float
-    done_of_unknown_length: int
-    tries: int
-    failed: tuple[FailedChunk, ...]
-    labels: tuple[tuple[str, str | None, int], ...]
-    gaps: tuple[GapFacts, ...]
-    file_remarks: tuple[tuple[str, str], ...]  # (path, remark) for each file that was not simply merged
+    devices: tuple[DeviceFacts, ...] = ()
+    chunks: Mapping[str, int] = field(default_factory=dict)
+    audio_done_s: float = 0.0
+    done_of_unknown_length: int = 0
+    tries: int = 0
+    failed: tuple[FailedChunk, ...] = ()
+    labels: tuple[tuple[str, str | None, int], ...] = ()
+    gaps: tuple[GapFacts, ...] = ()
+    file_remarks: tuple[tuple[str, str], ...] = ()  # (path, remark) for each file that was not simply merged
     lossy_paths: tuple[str, ...] = ()  # of the files with rows that are missing, or may be
     file_folders: tuple[str, ...] = ()  # folders of its task databases: absolute, or below the job database's folder
     conflicts: int = 0  # chunks that were done more than once; a documented rule chooses one result
