@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 from badcjobs.errors import BadInput
@@ -150,6 +151,13 @@ def move_into_place(local: Path, target: Path) -> None:
 def unfinished_name(target: Path, pid: str = "") -> Path:
     """Return the temporary name under which a process of this machine, usually this one, writes a file."""
     return target.with_name(f".{target.name}.{os.uname().nodename}.{pid or os.getpid()}.tmp")
+
+
+@contextmanager
+def scratch_folder(target: Path, place: Path | None = None) -> Iterator[Path]:
+    """Give a temporary folder, beside the target or elsewhere, that ``remove_unfinished`` knows."""
+    with TemporaryDirectory(prefix=f".{target.name}.", suffix=".tmp", dir=place or target.parent) as folder:
+        yield Path(folder)
 
 
 def try_to_write(target: Path) -> None:

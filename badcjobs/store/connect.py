@@ -119,6 +119,21 @@ def unshared_uri(path: Path) -> str:
     return file_uri(path, "vfs=unix-none")
 
 
+def create_scratch(path: Path) -> sqlite3.Connection:
+    """Create a task database for which durability does not matter."""
+    db = open_uri(unshared_uri(path))
+    db.execute("PRAGMA journal_mode = MEMORY")
+    db.execute("PRAGMA synchronous = OFF")
+    create_tables(db)
+    return db
+
+
+def with_logs(path: Path) -> list[Path]:
+    """Return a database and the log or journal that a writer has left beside it."""
+    beside = [path.with_name(f"{path.name}{ending}") for ending in ("-wal", "-journal")]
+    return [path, *(log for log in beside if log.exists() and log.stat().st_size > 0)]
+
+
 def create_tables(connection: sqlite3.Connection) -> None:
     """Create every table of a task database, in one transaction."""
     connection.executescript(ddl_script(table.ddl() for table in TABLES.values()))

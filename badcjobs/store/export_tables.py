@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, TextIO
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import NameGaps, RecordingName
 from badcjobs.paths import shell_line
-from badcjobs.store.connect import as_sqlite_utils, reading
+from badcjobs.store.connect import as_sqlite_utils, reading, with_logs
 from badcjobs.store.task_writer import count_gaps
 
 Row = tuple[object, ...]
@@ -45,11 +45,8 @@ def open_for_export(path: Path) -> Iterator[sqlite3.Connection]:
     run = shell_line(path.parent.parent if path.parent.name == "tasks" else path.parent)
     again = f"badcjobs merge {run} && badcjobs export {run} …"
     with reading(path, lambda why: "pip install --upgrade badcjobs" if why.startswith("schema ") else again) as db:
-        for beside in (path.with_name(path.name + ending) for ending in ("-wal", "-journal")):
-            if beside.exists() and beside.stat().st_size:
-                raise sqlite3.DatabaseError(
-                    f"{beside.name} exists: the file is being written, or its writer was killed"
-                )
+        for beside in with_logs(path)[1:]:
+            raise sqlite3.DatabaseError(f"{beside.name} exists: the file is being written, or its writer was killed")
         yield db
 
 

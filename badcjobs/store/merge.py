@@ -11,7 +11,6 @@ import logging
 import os
 import shutil
 import sqlite3
-import tempfile
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +24,7 @@ from badcjobs.errors import DatabaseProblem
 from badcjobs.locks import Holder, Lease, this_process
 from badcjobs.model import stable_id
 from badcjobs.seams import Clock
-from badcjobs.store.atomic_write import remove_unfinished, replacing, sync_file, unfinished_name
+from badcjobs.store.atomic_write import remove_unfinished, replacing, scratch_folder, sync_file, unfinished_name
 from badcjobs.store.connect import (
     SQLITE_MAGIC,
     UNREADABLE,
@@ -239,14 +238,11 @@ def _bring_up_to_date(
     changed.sort(key=lambda file: stable_id(os.fsencode(file.file.stem).decode(errors="replace")))
     target = order.target
     draft = unfinished_name(target)
-    with (
-        tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent) as scratch,
-        replacing(target, draft),
-    ):
+    with scratch_folder(target) as scratch, replacing(target, draft):
         if state == "current":
             shutil.copyfile(target, draft)
         with closing(open_draft(draft, new=state != "current")) as db:
-            files = _write(db, order, old, _examined(changed, Path(scratch)), of=len(changed))
+            files = _write(db, order, old, _examined(changed, scratch), of=len(changed))
         sync_file(draft)
         check()
         if state == "damaged":

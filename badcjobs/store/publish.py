@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import sqlite3
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,8 +21,8 @@ from typing import Any
 
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import METRICS, publish_interval_s
-from badcjobs.store.atomic_write import ROWS, empty_stamped_page, move_into_place, write_row_counts
-from badcjobs.store.connect import create_tables, open_sealed, open_uri, read_value, transaction, unshared_uri
+from badcjobs.store.atomic_write import ROWS, empty_stamped_page, move_into_place, scratch_folder, write_row_counts
+from badcjobs.store.connect import create_scratch, create_tables, open_sealed, read_value, transaction
 from badcjobs.store.export_tables import rows_written_to
 from badcjobs.store.figures import write_figures
 from badcjobs.store.live_files import Half, LiveHalf, count_rows
@@ -78,8 +77,7 @@ def publish(
 
     def build(stack: ExitStack, place: Path) -> Path:
         """Build the file in a temporary folder, which ``stack`` removes."""
-        temporary = tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".tmp", dir=place)
-        folder = Path(stack.enter_context(temporary))
+        folder = stack.enter_context(scratch_folder(target, place))
         joined = folder / "joined.sqlite"
         join_files(halves, joined, closing or {}, gaps)
         if target.suffix not in TEXT_FORMS:
@@ -111,11 +109,7 @@ def join_files(
     The first half is the wrapper's and must be readable. If the recorder's cannot be read, a gap is recorded.
     """
     joined.write_bytes(empty_stamped_page())
-    db = open_uri(unshared_uri(joined))
-    try:
-        db.execute("PRAGMA journal_mode = MEMORY")  # a scratch file: durability does not matter
-        db.execute("PRAGMA synchronous = OFF")
-        create_tables(db)
+    with contextlib.closing(create_scratch(joined)) as db:
         for half in halves:
             part = LiveHalf(half) if isinstance(half, Path) else half
             try:
@@ -135,8 +129,6 @@ def join_files(
             for (task_id,) in db.execute("SELECT task_id FROM task").fetchall():
                 write_figures(db, task_id)
             write_row_counts(db)
-    finally:
-        db.close()
 
 
 def _copy_rows(db: sqlite3.Connection, half: Half, workplace: Path) -> bool:

@@ -35,7 +35,7 @@ from badcjobs.store.atomic_write import (
 from badcjobs.store.connect import (
     SQLITE_MAGIC,
     UNREADABLE,
-    create_tables,
+    create_scratch,
     file_uri,
     is_job_database,
     open_sealed,
@@ -44,6 +44,7 @@ from badcjobs.store.connect import (
     refuse_strange_tables,
     rows_by_name,
     schema_problem,
+    with_logs,
 )
 from badcjobs.store.figures import write_figures
 from badcjobs.store.live_files import LiveHalf
@@ -123,8 +124,6 @@ def write_source_files(db: sqlite3.Connection, files: Iterable[SourceFile]) -> N
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------
-
-LEFTOVERS = ("-wal", "-journal")
 
 
 class NoTaskDatabases(DatabaseProblem):
@@ -314,16 +313,12 @@ def check_bytes(path: Path) -> str | None:
 
 def _recover(path: Path, scratch: Path) -> Path:
     """Let SQLite complete, on a copy, what a dead writer had started; return the file itself if that was nothing."""
-    leftovers = []
-    for ending in LEFTOVERS:
-        beside = path.with_name(path.name + ending)
-        if beside.exists() and beside.stat().st_size > 0:
-            leftovers.append(ending)
-    if not leftovers:
+    files = with_logs(path)
+    if files == [path]:
         return path
     copy = scratch / path.name
-    for ending in ("", *leftovers):
-        shutil.copyfile(path.with_name(path.name + ending), copy.with_name(copy.name + ending))
+    for file in files:
+        shutil.copyfile(file, scratch / file.name)
     # The check that follows reports what is wrong.
     with suppress(*UNREADABLE), closing(open_uri(file_uri(copy, "mode=rw"))) as db:
         db.execute("PRAGMA journal_mode = DELETE").fetchone()
@@ -366,13 +361,10 @@ def salvage(damaged: Path, clean: Path) -> Counter[str]:
     """
     copy = clean.with_name(f"readable-{clean.name}")
     _copy_good_pages(damaged, copy)
-    with closing(open_sealed(copy)) as source, closing(sqlite3.connect(clean, isolation_level=None)) as db:
+    with closing(open_sealed(copy)) as source, closing(create_scratch(clean)) as db:
         source.execute("PRAGMA writable_schema = ON")  # allows a file that is shorter than its header states
         source.execute("PRAGMA cell_size_check = ON")
         refuse_strange_tables(source)
-        db.execute("PRAGMA journal_mode = MEMORY")  # a scratch file
-        db.execute("PRAGMA synchronous = OFF")
-        create_tables(db)
         db.execute("BEGIN")
         for table in (table for table in TABLES if table not in DERIVED):
             _copy_rows(source, db, table)
