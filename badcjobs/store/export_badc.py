@@ -68,7 +68,8 @@ def chunk_file(recording_id: str, chunk_id: str, suffix: str = ".json") -> Path:
 
 _FINISHED = "c.status IN ('done', 'failed', 'poison')"  # BADC does not list other chunks
 _DETECTIONS = """
-    SELECT recording_id, chunk_id, start_ms AS timestamp_ms, end_ms, label, label AS label_code, label_name,
+    SELECT recording_id, chunk_id, start_ms AS timestamp_ms, end_ms,
+           label, label AS label_code, label_name,
            score AS confidence
     FROM detection WHERE {condition} ORDER BY recording_id, chunk_id, start_ms, end_ms, label"""
 
@@ -87,7 +88,8 @@ def write_chunks(db: sqlite3.Connection, folder: Path, wanted: DetectionFilter, 
     groups = groupby(detected, key=_key)
     key, group = next(groups, (None, iter(())))
     chunks = f"""
-        SELECT c.recording_id, c.chunk_id, c.source_path, c.start_ms, c.end_ms, c.status, c.error_class, c.error,
+        SELECT c.recording_id, c.chunk_id, c.source_path, c.start_ms,
+               c.end_ms, c.status, c.error_class, c.error,
                t.engine
         FROM chunk c LEFT JOIN task t USING (task_id) WHERE {_FINISHED} ORDER BY c.recording_id, c.chunk_id"""
     written = 0
@@ -147,17 +149,23 @@ _SIDES = {
 }
 
 _EVENTS = """
-    SELECT {at} AS at_ms, {end} AS is_end, a.task_id AS task_id, a.attempt_id AS attempt_id,
-           a.recording_id, a.chunk_id, a.try_number, a.started_at_ms, a.ended_at_ms, a.outcome, a.error_class, a.error,
-           a.device_id, d.device_index, d.name AS device_name, d.memory_total_bytes, t.engine
-    FROM attempt a LEFT JOIN device d USING (device_id) LEFT JOIN task t ON t.task_id = a.task_id
+    SELECT {at} AS at_ms, {end} AS is_end, a.task_id AS task_id,
+           a.attempt_id AS attempt_id,
+           a.recording_id, a.chunk_id, a.try_number, a.started_at_ms,
+           a.ended_at_ms, a.outcome, a.error_class, a.error,
+           a.device_id, d.device_index, d.name AS device_name,
+           d.memory_total_bytes, t.engine
+    FROM attempt a LEFT JOIN device d USING (device_id)
+    LEFT JOIN task t ON t.task_id = a.task_id
     WHERE {where}"""
 _SAMPLES_BY_TIME = """
     CREATE TEMP TABLE sample_by_time (
-        task_id, device_id, at_ms, utilization_percent, memory_used_bytes, PRIMARY KEY (task_id, device_id, at_ms)
+        task_id, device_id, at_ms, utilization_percent,
+        memory_used_bytes, PRIMARY KEY (task_id, device_id, at_ms)
     ) WITHOUT ROWID;
     INSERT OR IGNORE INTO sample_by_time
-    SELECT task_id, device_id, at_ms, utilization_percent, memory_used_bytes FROM sample
+    SELECT task_id, device_id, at_ms, utilization_percent,
+           memory_used_bytes FROM sample
     ORDER BY task_id, device_id, at_ms"""
 
 
@@ -244,7 +252,8 @@ def write_resume_summary(db: sqlite3.Connection, folder: Path, telemetry: Path) 
     target = telemetry.with_name(telemetry.name + ".summary")
     counts = db.execute(
         f"""SELECT {_WORKER} AS worker, sum(c.status = 'done'), sum(c.status != 'done'),
-                   sum((c.status = 'done') * max(c.attempts - 1, 0)), sum((c.status != 'done') * max(c.attempts - 1, 0))
+                   sum((c.status = 'done') * max(c.attempts - 1, 0)),
+                   sum((c.status != 'done') * max(c.attempts - 1, 0))
             FROM {_CHUNKS} WHERE {_FINISHED} GROUP BY worker ORDER BY worker"""
     )
     names = ("success", "failure", "retries", "failed_retries")

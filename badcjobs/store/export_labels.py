@@ -126,8 +126,10 @@ class LabelWriter:
         rows = self._db.execute(
             f"""SELECT n.name, v.label, v.start_ms / 1000.0, v.end_ms / 1000.0, v.score, v.label_name, n.audio_path,
                        n.sample_rate_hz
-                FROM {view} v LEFT JOIN {_NAMED} n USING (recording_id) WHERE {self._wanted.condition}
-                UNION ALL SELECT name, '', 0, 0, NULL, NULL, NULL, NULL FROM {_NAMED}
+                FROM {view} v LEFT JOIN {_NAMED} n USING (recording_id)
+                WHERE {self._wanted.condition}
+                UNION ALL SELECT name, '', 0, 0, NULL, NULL, NULL, NULL
+                FROM {_NAMED}
                 ORDER BY 1, 2, 3, 4, 5""",
             self._wanted.values,
         )
@@ -177,9 +179,12 @@ def _has_odd_score(row: Label) -> bool:
 
 # A recording has an audio file unless its chunks are separate files: then it has only its id.
 _RECORDINGS = """
-    SELECT c.recording_id, min(c.source_path), max(c.audio_path), max(c.status = 'done'), max(r.sample_rate_hz),
-           min(c.source_path) = max(c.source_path) AND min(c.is_cut OR c.start_ms = 0)
-    FROM chunk c LEFT JOIN recording r USING (recording_id) GROUP BY c.recording_id
+    SELECT c.recording_id, min(c.source_path), max(c.audio_path),
+           max(c.status = 'done'), max(r.sample_rate_hz),
+           min(c.source_path) = max(c.source_path)
+           AND min(c.is_cut OR c.start_ms = 0)
+    FROM chunk c LEFT JOIN recording r USING (recording_id)
+    GROUP BY c.recording_id
     UNION ALL SELECT recording_id, source_path, '', 0, NULL, 1 FROM recording WHERE left_out IS NOT NULL"""
 
 

@@ -61,14 +61,18 @@ def write_figures(db: sqlite3.Connection, task_id: int) -> None:
 
 # A try or a worker without an end gets the end of its task, which is the first parameter.
 _TRIES = f"""
-    SELECT a.attempt_id, a.started_at_ms, coalesce(a.ended_at_ms, w.ended_at_ms, ?),
+    SELECT a.attempt_id, a.started_at_ms,
+           coalesce(a.ended_at_ms, w.ended_at_ms, ?),
            CASE WHEN a.outcome = 'done' OR {UNDER_WAY} THEN 'working'
                 WHEN a.outcome = 'failed' THEN 'failed' ELSE 'lost' END
-    FROM attempt a JOIN task t USING (task_id) LEFT JOIN worker w USING (worker_id)
+    FROM attempt a JOIN task t USING (task_id)
+    LEFT JOIN worker w USING (worker_id)
     WHERE a.task_id = ? AND a.device_id = ?"""
 _LIVES = """
-    SELECT w.started_at_ms, min(a.started_at_ms), coalesce(w.ended_at_ms, ?)
-    FROM worker w LEFT JOIN attempt a ON a.task_id = w.task_id AND a.worker_id = w.worker_id
+    SELECT w.started_at_ms, min(a.started_at_ms),
+           coalesce(w.ended_at_ms, ?)
+    FROM worker w LEFT JOIN attempt a ON a.task_id = w.task_id
+        AND a.worker_id = w.worker_id
     WHERE w.task_id = ? AND w.device_id = ? GROUP BY w.worker_id"""
 
 
@@ -144,8 +148,10 @@ def _write_stretches(db: sqlite3.Connection, task_id: int, device_id: int, spans
 # One sample may show several reasons.
 _BITS = ", ".join(f"({bit}, '{reason}')" for bit, reason in THROTTLE_BITS.items())
 _THROTTLING = f"""
-    INSERT INTO throttle_count SELECT :task, device_id, column2, sum(many) FROM (
-        SELECT device_id, throttle_reasons AS mask, count(*) AS many FROM sample
+    INSERT INTO throttle_count
+    SELECT :task, device_id, column2, sum(many) FROM (
+        SELECT device_id, throttle_reasons AS mask, count(*) AS many
+        FROM sample
         WHERE task_id = :task AND throttle_reasons > 0 GROUP BY 1, 2)
     JOIN (VALUES {_BITS}) ON mask & column1 GROUP BY device_id, column2"""
 # Means are over the time in which chunks were processed, without start-up and end. The readings are not evenly spaced;
@@ -157,11 +163,15 @@ _SPACED = """(SELECT *, at_ms - lag(at_ms) OVER (ORDER BY at_ms) AS span_ms
 _TASK_TOTAL = f"""
     INSERT INTO task_total SELECT :task,
         (SELECT count(*) FROM usage_sample WHERE task_id = :task),
-        (SELECT sum(cpu_cores * span_ms) / sum(span_ms) FROM {_SPACED} WHERE cpu_cores IS NOT NULL AND {_AT_WORK}),
-        (SELECT max(memory_bytes) FROM usage_sample WHERE task_id = :task),
-        (SELECT sum(read_bytes_per_s * span_ms) / sum(span_ms) FROM {_SPACED}
+        (SELECT sum(cpu_cores * span_ms) / sum(span_ms) FROM {_SPACED}
+            WHERE cpu_cores IS NOT NULL AND {_AT_WORK}),
+        (SELECT max(memory_bytes) FROM usage_sample
+            WHERE task_id = :task),
+        (SELECT sum(read_bytes_per_s * span_ms) / sum(span_ms)
+            FROM {_SPACED}
          WHERE read_bytes_per_s IS NOT NULL AND {_AT_WORK}),
-        (SELECT avg(cpu_percent) FROM host_sample WHERE task_id = :task AND {_AT_WORK}),
+        (SELECT avg(cpu_percent) FROM host_sample
+            WHERE task_id = :task AND {_AT_WORK}),
         (SELECT max(memory_used_bytes) FROM host_sample WHERE task_id = :task)"""
 
 

@@ -103,7 +103,8 @@ def settle_recordings(db: sqlite3.Connection) -> None:
         f"""INSERT INTO recording SELECT r.* FROM task_recording r LEFT JOIN task t USING (task_id)
             WHERE true ORDER BY r.left_out IS NULL, EXISTS (
                 SELECT 1 FROM chunk c
-                WHERE c.recording_id = r.recording_id AND c.task_id = r.task_id AND c.status = 'done'
+                WHERE c.recording_id = r.recording_id AND c.task_id = r.task_id
+                AND c.status = 'done'
             ), t.started_at_ms, r.task_id
             ON CONFLICT (recording_id) DO UPDATE SET {updates}"""
     )

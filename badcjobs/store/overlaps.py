@@ -92,22 +92,30 @@ CHANGED = "temp.changed_recording"  # recordings of which a merge has added or r
 Row = tuple[Any, ...]
 _END_MS = "coalesce(c.end_ms, c.start_ms + CAST(c.audio_s * 1000 AS INTEGER))"
 _CHUNKS = f"""
-    SELECT c.recording_id, c.start_ms, {_END_MS} AS stops_ms, c.chunk_id, c.task_id
-    FROM {CHANGED} n JOIN chunk c ON c.recording_id = n.recording_id AND c.status = 'done'
+    SELECT c.recording_id, c.start_ms, {_END_MS} AS stops_ms,
+           c.chunk_id, c.task_id
+    FROM {CHANGED} n JOIN chunk c ON c.recording_id = n.recording_id
+        AND c.status = 'done'
     ORDER BY c.recording_id, c.start_ms, stops_ms, c.chunk_id"""
 # With + SQLite searches by chunk, not by task, which would read all of a task.
 _SAME_CHUNK = "d.recording_id = c.recording_id AND d.chunk_id = c.chunk_id AND +d.task_id = c.task_id"
 # Where no chunks overlap, nothing is joined.
 _MOVED = f"""
-    SELECT r.study_area, r.location, r.recorded_at, c.recording_id, c.chunk_id, c.task_id,
-           c.start_ms + d.start_ms, c.start_ms + d.end_ms, d.label, d.label_name, d.score
-    FROM {CHANGED} n JOIN chunk c ON c.recording_id = n.recording_id AND c.status = 'done'
-    JOIN {{table}} d ON {_SAME_CHUNK} LEFT JOIN recording r ON r.recording_id = c.recording_id
+    SELECT r.study_area, r.location, r.recorded_at, c.recording_id,
+           c.chunk_id, c.task_id,
+           c.start_ms + d.start_ms, c.start_ms + d.end_ms, d.label,
+           d.label_name, d.score
+    FROM {CHANGED} n JOIN chunk c ON c.recording_id = n.recording_id
+        AND c.status = 'done'
+    JOIN {{table}} d ON {_SAME_CHUNK}
+    LEFT JOIN recording r ON r.recording_id = c.recording_id
     WHERE n.recording_id NOT IN (SELECT recording_id FROM overlap)"""
 _SOUNDS = f"""
-    SELECT c.recording_id, c.start_ms, {_END_MS} AS stops_ms, c.chunk_id, c.task_id, c.start_ms + d.start_ms,
+    SELECT c.recording_id, c.start_ms, {_END_MS} AS stops_ms,
+           c.chunk_id, c.task_id, c.start_ms + d.start_ms,
            c.start_ms + d.end_ms, d.label, d.label_name, d.score
-    FROM {CHANGED} n JOIN chunk c ON c.recording_id = n.recording_id AND c.status = 'done'
+    FROM {CHANGED} n JOIN chunk c ON c.recording_id = n.recording_id
+        AND c.status = 'done'
     LEFT JOIN {{table}} d ON {_SAME_CHUNK}
     WHERE n.recording_id IN (SELECT recording_id FROM overlap)
     ORDER BY c.recording_id, c.start_ms, stops_ms, c.chunk_id, d.start_ms, d.end_ms, d.label, d.score"""

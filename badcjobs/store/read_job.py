@@ -143,46 +143,60 @@ def _read_decisions(db: sqlite3.Connection) -> tuple[DecisionFacts, ...]:
 _AUDIO_S = "SELECT total(audio_s) FROM chunk WHERE status = ?"
 _OF_UNKNOWN_LENGTH = "SELECT count(*) FROM chunk WHERE status = ? AND audio_s IS NULL"
 _ON_CPU = """
-    SELECT count(*), total(c.audio_s - coalesce(o.overlap_s, 0)) FROM attempt a
-    JOIN chunk c USING (recording_id, chunk_id) LEFT JOIN overlap o USING (recording_id, chunk_id)
+    SELECT count(*), total(c.audio_s - coalesce(o.overlap_s, 0))
+    FROM attempt a JOIN chunk c USING (recording_id, chunk_id)
+    LEFT JOIN overlap o USING (recording_id, chunk_id)
     WHERE a.outcome = 'done' AND a.device_id IS NULL"""
 _FAILED = f"""
-    SELECT recording_id, chunk_id, status, attempts, coalesce(error_class, '') AS error_class,
+    SELECT recording_id, chunk_id, status, attempts,
+           coalesce(error_class, '') AS error_class,
            coalesce(error, '') AS error
     FROM chunk WHERE status IN ('failed', 'poison') ORDER BY recording_id, chunk_id LIMIT {_MOST_FAILED}"""
 _GAPS = """
-    SELECT reason, metric, count(*) AS gaps, sum(to_ms - from_ms) / 1000.0 AS seconds, count(DISTINCT task_id) AS tasks
+    SELECT reason, metric, count(*) AS gaps,
+           sum(to_ms - from_ms) / 1000.0 AS seconds,
+           count(DISTINCT task_id) AS tasks
     FROM gap GROUP BY reason, metric ORDER BY metric IS NOT NULL, seconds DESC, reason, metric"""
 # When a worker gives up its device, its tries have the outcome lost, so that no chunk fails; they are errors, too.
 _ERRORS = f"""
-    SELECT coalesce(a.error_class, 'unknown') AS error_class, count(*) AS tries,
+    SELECT coalesce(a.error_class, 'unknown') AS error_class,
+           count(*) AS tries,
            count(DISTINCT a.recording_id || char(0) || a.chunk_id) AS chunks,
            count(DISTINCT CASE WHEN c.status = 'done' THEN a.recording_id || char(0) || a.chunk_id END) AS rescued,
            {_CARDS} AS devices, coalesce(max(a.error), '') AS example
-    FROM attempt a LEFT JOIN task t USING (task_id) LEFT JOIN device d ON d.device_id = a.device_id
+    FROM attempt a LEFT JOIN task t USING (task_id)
+    LEFT JOIN device d ON d.device_id = a.device_id
     LEFT JOIN chunk c USING (recording_id, chunk_id)
-    WHERE a.outcome = 'failed' OR a.outcome = 'lost' AND a.error_class IN ('gpu_lost', 'ran_on_cpu')
+    WHERE a.outcome = 'failed' OR a.outcome = 'lost'
+    AND a.error_class IN ('gpu_lost', 'ran_on_cpu')
     GROUP BY 1 ORDER BY 2 DESC, 1"""
 _ALERTS = f"""
-    SELECT kind, CASE WHEN max(severity = 'critical') THEN 'critical' ELSE max(severity) END AS severity,
+    SELECT kind,
+           iif(max(severity = 'critical'), 'critical', max(severity)) AS severity,
            count(*) AS alerts, {_CARDS} AS devices,
            max(max(coalesce(a.ended_at_ms, t.ended_at_ms, l.last_at_ms, 0) - a.started_at_ms, 0)) / 1000.0 AS longest_s,
            max(peak) AS peak, max(threshold) AS threshold,
            (SELECT b.message FROM alert b WHERE b.kind = a.kind
-            ORDER BY b.severity = 'critical' DESC, b.peak DESC, b.started_at_ms LIMIT 1) AS example,
+            ORDER BY b.severity = 'critical' DESC, b.peak DESC,
+            b.started_at_ms LIMIT 1) AS example,
            count(CASE WHEN {STILL_OPEN} THEN 1 END) AS still_open
-    FROM alert a JOIN task t USING (task_id) LEFT JOIN device d ON d.device_id = a.device_id
+    FROM alert a JOIN task t USING (task_id)
+    LEFT JOIN device d ON d.device_id = a.device_id
     LEFT JOIN device_total l ON l.device_id = a.device_id
     GROUP BY kind ORDER BY 3 DESC, 1"""
 _FOREIGN = f"""
-    SELECT t.name AS task, t.node, d.device_index, p.pid, p.name, p.user,
-           (p.last_at_ms - p.first_at_ms) / 1000.0 AS seconds, p.memory_peak_bytes
-    FROM process p JOIN task t USING (task_id) JOIN device d USING (device_id)
+    SELECT t.name AS task, t.node, d.device_index, p.pid, p.name,
+           p.user,
+           (p.last_at_ms - p.first_at_ms) / 1000.0 AS seconds,
+           p.memory_peak_bytes
+    FROM process p JOIN task t USING (task_id)
+    JOIN device d USING (device_id)
     WHERE p.ours = 0 ORDER BY 7 DESC, 1, 3, 4 LIMIT {_MOST_FOREIGN}"""
 # With max(at_ms), SQLite takes the bare columns from the row of the last decision. The topic stands before the dot.
 _DECISIONS = """
     SELECT code, subject, figures, reason, tasks FROM (
-        SELECT code, subject, figures, reason, count(DISTINCT task_id) AS tasks, max(at_ms),
+        SELECT code, subject, figures, reason,
+               count(DISTINCT task_id) AS tasks, max(at_ms),
                substr(code, 1, instr(code || '.', '.') - 1) AS topic
         FROM decision GROUP BY topic, subject)
     ORDER BY topic, subject"""
@@ -192,23 +206,24 @@ _DONE_AGAIN = """
            min(a.job_id = b.job_id AND a.array_index = b.array_index AND a.procid IS b.procid
                AND coalesce(a.verdict, 'killed') IN ('killed', 'stopped')) AS restarted
     FROM rival_chunk r JOIN chunk c USING (recording_id, chunk_id)
-    JOIN task a ON a.task_id = r.task_id JOIN task b ON b.task_id = c.task_id
+    JOIN task a ON a.task_id = r.task_id
+    JOIN task b ON b.task_id = c.task_id
     WHERE r.status = 'done' GROUP BY 1, 2"""
 # The cost of tries of chunks that were done before; only chunks with rivals can have such tries.
 _AGAIN_GPU_S = f"""
     SELECT total(gpu_s) FROM (
         SELECT c.gpu_s, row_number() OVER (
-            PARTITION BY a.recording_id, a.chunk_id ORDER BY a.ended_at_ms, a.task_id, a.attempt_id) AS number
+            PARTITION BY a.recording_id, a.chunk_id
+            ORDER BY a.ended_at_ms, a.task_id, a.attempt_id) AS number
         FROM ({_DONE_AGAIN})
-        JOIN attempt a USING (recording_id, chunk_id) LEFT JOIN attempt_cost c USING (task_id, attempt_id)
+        JOIN attempt a USING (recording_id, chunk_id)
+        LEFT JOIN attempt_cost c USING (task_id, attempt_id)
         WHERE a.outcome = 'done')
     WHERE number > 1"""
 _DONE_COST = "FROM attempt_cost c JOIN attempt a USING (task_id, attempt_id) WHERE a.outcome = 'done'"
 _COST = f"""
-    SELECT count(*) AS tries, avg(c.gpu_s) AS gpu_s_mean, avg(c.busy_s) AS busy_s_mean,
-           count(c.energy_j) AS energy_tries, avg(c.energy_j) AS energy_j_mean {_DONE_COST}"""
-_COST = f"""
-    SELECT count(*) AS tries, avg(c.gpu_s) AS gpu_s_mean, avg(c.busy_s) AS busy_s_mean,
+    SELECT count(*) AS tries, avg(c.gpu_s) AS gpu_s_mean,
+           avg(c.busy_s) AS busy_s_mean,
            count(c.energy_j) AS energy_tries, avg(c.energy_j) AS energy_j_mean {_DONE_COST}"""
 
 

@@ -73,32 +73,41 @@ _ATTEMPTS = """
            max(CASE WHEN outcome = 'done' THEN ended_at_ms - started_at_ms END) / 1000.0 AS longest_s
     FROM attempt GROUP BY 1"""
 _TASKS = f"""
-    SELECT t.task_id, t.name, t.job_id, t.array_index, t.restart, t.node, t.procid, t.engine,
-           t.telemetry, t.devices, t.workers, t.cpus, t.memory_limit_bytes, t.time_limit_s,
-           t.slurm_state, t.shard_index, t.shard_count, t.started_at_ms, t.ended_at_ms,
-           t.exit_code, t.verdict, coalesce(t.verdict, 'running') AS state,
+    SELECT t.task_id, t.name, t.job_id, t.array_index, t.restart,
+           t.node, t.procid, t.engine, t.telemetry, t.devices,
+           t.workers, t.cpus, t.memory_limit_bytes, t.time_limit_s,
+           t.slurm_state, t.shard_index, t.shard_count,
+           t.started_at_ms, t.ended_at_ms, t.exit_code, t.verdict,
+           coalesce(t.verdict, 'running') AS state,
            u.cpu_mean_cores, u.memory_peak_bytes, u.read_mean_bytes_per_s,
            u.host_cpu_mean_percent, u.host_memory_peak_bytes,
-           c.done, c.failed, c.pending, c.before, c.failed_before, c.detections,
+           c.done, c.failed, c.pending, c.before, c.failed_before,
            c.audio_s - coalesce(o.overlap_s, 0.0) AS audio_s,
-           c.done_of_unknown_length, c.audio_left_s, c.left_of_unknown_length,
+           c.detections, c.done_of_unknown_length, c.audio_left_s,
+           c.left_of_unknown_length,
            a.tries, a.longest_s, max(0, a.first_ms - t.started_at_ms) / 1000.0 AS startup_s,
            max(t.started_at_ms, coalesce(a.last_ms, 0), coalesce(g.last_ms, 0)) AS last_sign_ms,
            s.value AS settings, l.value AS live_folder
     FROM task t LEFT JOIN task_total u USING (task_id)
     LEFT JOIN ({_CHUNKS}) c USING (task_id)
     LEFT JOIN ({_ATTEMPTS}) a USING (task_id)
-    LEFT JOIN (SELECT task_id, sum(overlap_s) AS overlap_s FROM overlap GROUP BY 1) o USING (task_id)
-    LEFT JOIN (SELECT task_id, max(to_ms) AS last_ms FROM gap GROUP BY 1) g USING (task_id)
-    LEFT JOIN task_meta s ON s.task_id = t.task_id AND s.key = 'settings'
-    LEFT JOIN task_meta l ON l.task_id = t.task_id AND l.key = 'live_folder'
+    LEFT JOIN (SELECT task_id, sum(overlap_s) AS overlap_s
+        FROM overlap GROUP BY 1) o USING (task_id)
+    LEFT JOIN (SELECT task_id, max(to_ms) AS last_ms FROM gap
+        GROUP BY 1) g USING (task_id)
+    LEFT JOIN task_meta s ON s.task_id = t.task_id
+        AND s.key = 'settings'
+    LEFT JOIN task_meta l ON l.task_id = t.task_id
+        AND l.key = 'live_folder'
     ORDER BY t.job_id, t.array_index, t.restart, t.node, t.name"""
 _WORKER_DECISIONS = "SELECT task_id, figures FROM decision WHERE code GLOB 'workers.*' ORDER BY at_ms"
 _ERRORS = f"""
-    SELECT task_id, error_class, count(*), min(error) FROM chunk WHERE error_class IS NOT NULL AND status != 'done'
+    SELECT task_id, error_class, count(*), min(error) FROM chunk
+    WHERE error_class IS NOT NULL AND status != 'done'
     GROUP BY 1, 2, CASE WHEN error_class IN {AUDIO_FAULTS} THEN source_path END"""
 _LAST_HOST = """
-    SELECT at_ms, cpu_percent, memory_used_bytes, 100.0 * memory_used_bytes / memory_total_bytes AS memory_percent
+    SELECT at_ms, cpu_percent, memory_used_bytes,
+           100.0 * memory_used_bytes / memory_total_bytes AS memory_percent
     FROM host_sample WHERE task_id = ? ORDER BY {order} DESC LIMIT 1"""
 _DEVICE = """d.device_id, t.name AS task, t.node, d.device_index AS "index", d.uuid, d.token, d.name, d.backend,
              d.memory_total_bytes, d.power_limit_w, d.driver"""
@@ -115,14 +124,18 @@ _DONE_EVER = _DONE.format(chunk="(SELECT * FROM chunk UNION ALL SELECT * FROM ri
 _UNDER_WAY = f"""
     SELECT task_id, device_id, {CHUNK_NAME} FROM attempt WHERE ended_at_ms IS NULL ORDER BY started_at_ms DESC"""
 _TRAIL = """
-    SELECT device_id, from_ms, to_ms, CAST(round(utilization_mean_percent) AS INTEGER),
-           CAST(round(memory_used_mean_bytes) AS INTEGER), CAST(round(temperature_mean_c) AS INTEGER),
+    SELECT device_id, from_ms, to_ms,
+           CAST(round(utilization_mean_percent) AS INTEGER),
+           CAST(round(memory_used_mean_bytes) AS INTEGER),
+           CAST(round(temperature_mean_c) AS INTEGER),
            CAST(round(power_mean_w) AS INTEGER)
     FROM device_stretch WHERE task_id = ? ORDER BY device_id, from_ms"""
 STILL_OPEN = "a.ended_at_ms IS NULL AND t.ended_at_ms IS NULL AND t.verdict IS NULL"
 _ALERTS = f"""
-    SELECT a.kind, a.severity, a.message, t.node, a.started_at_ms, t.name AS task, d.device_index,
-           d.uuid AS device_uuid, a.peak, a.threshold, {STILL_OPEN} AS is_open
+    SELECT a.kind, a.severity, a.message, t.node, a.started_at_ms,
+           t.name AS task, d.device_index,
+           d.uuid AS device_uuid, a.peak, a.threshold,
+           {STILL_OPEN} AS is_open
     FROM alert a JOIN task t USING (task_id) LEFT JOIN device d ON d.device_id = a.device_id"""
 # of a device; they may have the metrics that are not in each sample
 _RECENT_ROWS = 10
@@ -130,11 +143,14 @@ _RECENT_MS = 10_000
 _MOST_UNDER_WAY = 16  # names of chunks to show
 _GONE_MS = 60_000  # the recorder reads processes less often than devices; one last seen longer ago has ended
 _PROCESSES = f"""
-    SELECT task.name, device.uuid, device.token, process.pid, process.name, process.user, (
+    SELECT task.name, device.uuid, device.token, process.pid,
+           process.name, process.user, (
         SELECT memory_used_bytes FROM process_sample AS now
-        WHERE now.task_id = process.task_id AND now.device_id = process.device_id AND now.pid = process.pid
+        WHERE now.task_id = process.task_id
+        AND now.device_id = process.device_id AND now.pid = process.pid
           AND now.at_ms = process.last_at_ms)
-    FROM process JOIN device USING (task_id, device_id) JOIN task USING (task_id)
+    FROM process JOIN device USING (task_id, device_id)
+    JOIN task USING (task_id)
     JOIN device_total USING (task_id, device_id)
     WHERE process.last_at_ms > device_total.last_at_ms - {_GONE_MS}
     ORDER BY process.first_at_ms"""
@@ -142,10 +158,13 @@ _PROCESSES = f"""
 
 # What only a job database has, as it is for a single task.
 _LIKE_JOB = f"""
-    CREATE TEMP VIEW IF NOT EXISTS task_meta AS SELECT task_id, key, value FROM task, meta;
-    CREATE TEMP VIEW IF NOT EXISTS rival_chunk AS SELECT * FROM chunk WHERE false;
+    CREATE TEMP VIEW IF NOT EXISTS task_meta AS
+        SELECT task_id, key, value FROM task, meta;
+    CREATE TEMP VIEW IF NOT EXISTS rival_chunk AS
+        SELECT * FROM chunk WHERE false;
     CREATE TEMP VIEW IF NOT EXISTS overlap AS
-        SELECT NULL AS task_id, NULL AS recording_id, NULL AS chunk_id, NULL AS overlap_s WHERE false;
+        SELECT NULL AS task_id, NULL AS recording_id, NULL AS chunk_id,
+               NULL AS overlap_s WHERE false;
     CREATE TEMP VIEW IF NOT EXISTS device_summary AS {DEVICE_SUMMARY.select()}"""
 
 
@@ -316,20 +335,25 @@ def read_processes(path: Path) -> dict[tuple[str, str | None, str], list[Process
 Times = tuple[tuple[int, int], ...]  # from, to in ms, in order
 
 _TRIES = f"""
-    SELECT a.device_id, sum({UNDER_WAY}), total(c.gpu_s), sum(c.busy_s), sum(c.energy_j)
-    FROM attempt a JOIN task t USING (task_id) LEFT JOIN worker w USING (worker_id)
-    LEFT JOIN attempt_cost c ON c.task_id = a.task_id AND c.attempt_id = a.attempt_id AND c.state = 'working'
+    SELECT a.device_id, sum({UNDER_WAY}), total(c.gpu_s),
+           sum(c.busy_s), sum(c.energy_j)
+    FROM attempt a JOIN task t USING (task_id)
+    LEFT JOIN worker w USING (worker_id)
+    LEFT JOIN attempt_cost c ON c.task_id = a.task_id
+        AND c.attempt_id = a.attempt_id AND c.state = 'working'
     WHERE a.outcome IS NULL AND a.device_id IS NOT NULL GROUP BY 1"""
 _OPEN = f"""
     WITH open AS (
         SELECT a.task_id, a.device_id, min(a.started_at_ms) AS from_ms
-        FROM attempt a JOIN task t USING (task_id) LEFT JOIN worker w USING (worker_id)
+        FROM attempt a JOIN task t USING (task_id)
+        LEFT JOIN worker w USING (worker_id)
         WHERE {UNDER_WAY} AND a.device_id IS NOT NULL GROUP BY 1, 2)"""
 _FROM_TO = f"""{_OPEN}
     SELECT o.device_id, o.from_ms, max(s.to_ms)
     FROM open o JOIN device_stretch s USING (task_id, device_id) GROUP BY 1"""
 _DONE_BESIDE = f"""{_OPEN}
-    SELECT a.device_id, a.started_at_ms, a.ended_at_ms FROM attempt a JOIN open o USING (task_id, device_id)
+    SELECT a.device_id, a.started_at_ms, a.ended_at_ms FROM attempt a
+    JOIN open o USING (task_id, device_id)
     WHERE a.outcome = 'done' AND a.ended_at_ms > o.from_ms ORDER BY 1, 2"""
 
 
@@ -355,10 +379,12 @@ def _without(from_ms: int, to_ms: int, done: Iterable[tuple[int, int]]) -> Itera
 # --- each device ------------------------------------------------------------------------------------------------------
 
 _DEVICES = f"""
-    SELECT {_DEVICE}, d.slowdown_c, s.samples, s.memory_peak_bytes, s.temperature_max_c, s.power_mean_w, s.span_s,
+    SELECT {_DEVICE}, d.slowdown_c, s.samples, s.memory_peak_bytes,
+           s.temperature_max_c, s.power_mean_w, s.span_s,
            s.energy_j AS energy_counter_j, s.energy_span_s AS energy_counter_span_s, s.energy_integrated_j,
            coalesce(s.gap_s, 0.0) AS gap_s, s.busy_mean_percent
-    FROM device d JOIN task t USING (task_id) JOIN device_summary s USING (device_id)
+    FROM device d JOIN task t USING (task_id)
+    JOIN device_summary s USING (device_id)
     WHERE d.task_id = ? ORDER BY d.device_index, d.token"""
 _NONE = UnderWay()
 _UNREAD = Reading()
@@ -366,8 +392,9 @@ _SHARED = ("task", "node", "name", "backend")  # the same text for many devices:
 _THROTTLED = "SELECT device_id, reason, samples FROM throttle_count WHERE task_id = ?"
 _STATES = "SELECT device_id, state, total_s, measured_s, busy_s, energy_j FROM device_time WHERE task_id = ?"
 _METRIC_ROWS = """
-    SELECT device_id, metric, samples, minimum, mean, p50, p95, maximum FROM metric_summary WHERE task_id = ? AND metric
-    IN ('utilization_percent', 'busy_percent', 'memory_used_bytes', 'temperature_c', 'power_w', 'sm_clock_mhz')"""
+    SELECT device_id, metric, samples, minimum, mean, p50, p95, maximum
+    FROM metric_summary WHERE task_id = ? AND metric IN (
+        'utilization_percent', 'busy_percent', 'memory_used_bytes', 'temperature_c', 'power_w', 'sm_clock_mhz')"""
 
 
 def read_devices(db: sqlite3.Connection, *, readings: bool = True) -> Iterator[DeviceFacts]:
@@ -404,19 +431,23 @@ def read_devices(db: sqlite3.Connection, *, readings: bool = True) -> Iterator[D
 
 _WORKERS = "SELECT device_id, count(*) FROM worker WHERE task_id = ? AND device_id IS NOT NULL GROUP BY 1"
 _DURATIONS = """
-    SELECT device_id, (ended_at_ms - started_at_ms) / 1000.0, count(*) FROM attempt
+    SELECT device_id, (ended_at_ms - started_at_ms) / 1000.0, count(*)
+    FROM attempt
     WHERE task_id = ? AND outcome = 'done' AND device_id IS NOT NULL GROUP BY 1, 2"""
 _WORK = f"""
-    SELECT a.device_id, sum(a.outcome IS 'done') AS done, sum(a.outcome IS 'failed') AS failed,
+    SELECT a.device_id, sum(a.outcome IS 'done') AS done,
+           sum(a.outcome IS 'failed') AS failed,
            sum((a.outcome IS NULL OR a.outcome = 'lost') AND NOT {UNDER_WAY}) AS lost,
            max(a.ended_at_ms) AS last_end_ms,
            max(CASE WHEN a.error_class IN ('gpu_lost', 'ran_on_cpu') THEN a.error_class END) AS gave_up
-    FROM attempt a JOIN task t USING (task_id) LEFT JOIN worker w USING (worker_id)
+    FROM attempt a JOIN task t USING (task_id)
+    LEFT JOIN worker w USING (worker_id)
     WHERE a.task_id = ? AND a.device_id IS NOT NULL GROUP BY 1"""
 # The mean utilization in 20 parts of the task's time, in whole percent; NULL: no sample.
 _SPARKS = """
     WITH span AS MATERIALIZED (
-        SELECT min(from_ms) AS first_ms, max(to_ms) AS last_ms FROM device_stretch WHERE task_id = ?1)
+        SELECT min(from_ms) AS first_ms, max(to_ms) AS last_ms
+        FROM device_stretch WHERE task_id = ?1)
     SELECT device_id, CAST(round(sum(utilization_mean_percent * samples)
                                  / sum(iif(utilization_mean_percent IS NULL, 0, samples))) AS INTEGER)
     FROM span, device_stretch WHERE task_id = ?1
@@ -453,7 +484,9 @@ _SETS = "SELECT count(DISTINCT value) FROM task_meta WHERE key = 'settings'"
 _VERSIONS = "SELECT DISTINCT version FROM task WHERE version IS NOT NULL ORDER BY 1"
 _STRETCHES = f"""
     SELECT from_ms, to_ms, state, {", ".join(f"s.{state}_s" for state in STATES)}, {", ".join(_FIGURES)}
-    FROM device_stretch s WHERE task_id = (SELECT task_id FROM device WHERE device_id = ?1) AND device_id = ?1
+    FROM device_stretch s
+    WHERE task_id = (SELECT task_id FROM device WHERE device_id = ?1)
+    AND device_id = ?1
     ORDER BY from_ms"""
 
 

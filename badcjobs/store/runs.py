@@ -19,7 +19,8 @@ from badcjobs.store.source_files import check_bytes, full_path
 _MOST_RUNS = 20
 _FACTS = "SELECT engine, value FROM task, meta WHERE key = 'settings'"
 _MERGED = """
-    SELECT s.path, t.engine, m.value FROM task t JOIN source_file s USING (task_id)
+    SELECT s.path, t.engine, m.value FROM task t
+    JOIN source_file s USING (task_id)
     LEFT JOIN task_meta m ON m.task_id = t.task_id AND m.key = 'settings' GROUP BY t.job_id"""
 
 

@@ -196,7 +196,8 @@ _TRIES = 3
 _TASKS = "SELECT task_id, name AS task_name, started_at_ms FROM task"
 _LAST_SIGN = """
     SELECT max(at_ms) FROM (
-        SELECT max(started_at_ms, coalesce(ended_at_ms, 0)) AS at_ms FROM task
+        SELECT max(started_at_ms, coalesce(ended_at_ms, 0)) AS at_ms
+        FROM task
         UNION ALL SELECT max(last_at_ms) FROM device_total
         UNION ALL SELECT max(to_ms) FROM gap UNION ALL SELECT max(ended_at_ms) FROM attempt)"""
 
@@ -347,7 +348,8 @@ def _salvage_rows(intake: Intake, damage: str) -> Intake:
 # A chunk stays done only if all its detections were saved, and only such a chunk has detections.
 _REOPEN = """
     UPDATE chunk SET status = 'pending', detections = NULL
-    WHERE status = 'done' AND detections > 0 AND (recording_id, chunk_id, detections) NOT IN (
+    WHERE status = 'done' AND detections > 0
+    AND (recording_id, chunk_id, detections) NOT IN (
         SELECT recording_id, chunk_id, count(*) FROM detection GROUP BY 1, 2)"""
 _DROP = """
     DELETE FROM {} WHERE (recording_id, chunk_id) NOT IN (

@@ -65,8 +65,10 @@ def count_gaps(db: sqlite3.Connection, recordings: str = "recording") -> NameGap
 
 _PLACED = "(region IS NOT NULL OR latitude IS NOT NULL)"
 _PLACE_GAPS = f"""
-    SELECT count(*), count(left_out), count(*) FILTER (WHERE {_PLACED} AND recorded_on IS NULL),
-           count(*) FILTER (WHERE NOT {_PLACED} AND left_out IS NULL), sum(no_county)
+    SELECT count(*), count(left_out),
+           count(*) FILTER (WHERE {_PLACED} AND recorded_on IS NULL),
+           count(*) FILTER (WHERE NOT {_PLACED} AND left_out IS NULL),
+           sum(no_county)
     FROM recording"""
 _PATHS = "SELECT source_path FROM recording WHERE {} ORDER BY source_path LIMIT 5"
 
@@ -89,9 +91,12 @@ def count_places(db: sqlite3.Connection) -> PlaceCounts | None:
 
 _PLACE = tuple(column.name for column in fields(Place))
 _PENDING = f"""
-    SELECT c.rowid, c.recording_id, c.chunk_id, c.source_path, c.audio_path, c.start_ms, c.end_ms,
-           c.is_cut, c.audio_bytes, c.audio_mtime_ns, {", ".join(f"r.{name}" for name in _PLACE)}
-    FROM chunk c LEFT JOIN recording r ON r.task_id = c.task_id AND r.recording_id = c.recording_id
+    SELECT c.rowid, c.recording_id, c.chunk_id, c.source_path,
+           c.audio_path, c.start_ms, c.end_ms,
+           c.is_cut, c.audio_bytes, c.audio_mtime_ns,
+           {", ".join(f"r.{name}" for name in _PLACE)}
+    FROM chunk c LEFT JOIN recording r ON r.task_id = c.task_id
+        AND r.recording_id = c.recording_id
     WHERE c.status = 'pending' AND c.rowid > ? ORDER BY c.rowid LIMIT ?"""
 _RECENT = """
     SELECT a.device_id, c.audio_s, (a.ended_at_ms - a.started_at_ms) / 1000.0
@@ -100,7 +105,8 @@ _RECENT = """
 # The source reports repeated chunks at its end, with their line numbers; then none of these rows are kept.
 _INSERT_CHUNK = """
     INSERT OR IGNORE INTO chunk (task_id, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, audio_s,
-                       audio_bytes, audio_mtime_ns, audio_sha256, is_cut, status, attempts)
+                       audio_bytes, audio_mtime_ns, audio_sha256, is_cut, status,
+                       attempts)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', 0)"""
 
 
@@ -115,8 +121,9 @@ _SAME_AUDIO = """(o.audio_bytes IS NULL OR c.audio_bytes IS NULL OR (
 # and text of the error there, whether it is the same audio. A chunk that failed in one database may be done in the
 # next, so chunks that are skipped with an error count as open.
 _DONE_ELSEWHERE = f"""
-    SELECT c.rowid, o.status, CASE WHEN o.status != 'done' THEN coalesce(o.error_class, 'unknown') END,
-           CASE WHEN o.status != 'done' THEN o.error END, {_SAME_AUDIO}
+    SELECT c.rowid, o.status,
+           iif(o.status != 'done', coalesce(o.error_class, 'unknown'), NULL),
+           iif(o.status != 'done', o.error, NULL), {_SAME_AUDIO}
     FROM main.chunk c CROSS JOIN other.chunk o ON o.recording_id = c.recording_id AND o.chunk_id = c.chunk_id
     WHERE c.rowid > ? AND (c.status = 'pending' OR c.error_class IS NOT NULL)
         AND (o.status = 'done' OR ? AND o.status IN ('failed', 'poison'))
@@ -124,9 +131,11 @@ _DONE_ELSEWHERE = f"""
 
 _SAME_PLACE = " AND ".join(f"o.{name} IS r.{name}" for name in ("latitude", "longitude", "region", "recorded_on"))
 _MOVED = f"""
-    SELECT r.source_path FROM main.recording r CROSS JOIN other.recording o ON o.recording_id = r.recording_id
+    SELECT r.source_path FROM main.recording r
+    CROSS JOIN other.recording o ON o.recording_id = r.recording_id
     WHERE NOT ({_SAME_PLACE}) AND EXISTS (
-        SELECT 1 FROM other.chunk c WHERE c.recording_id = r.recording_id AND c.status = 'done')
+        SELECT 1 FROM other.chunk c WHERE c.recording_id = r.recording_id
+        AND c.status = 'done')
     ORDER BY r.rowid"""
 
 
@@ -353,7 +362,8 @@ class TaskWriter:
         """Return (recording, chunk, error class, error) of chunks that failed for good, here or in an earlier task."""
         return self._db.execute(
             """SELECT recording_id, chunk_id, coalesce(error_class, ''), coalesce(error, '') FROM chunk
-               WHERE status IN ('failed', 'poison') OR status = 'skipped' AND error_class IS NOT NULL
+               WHERE status IN ('failed', 'poison') OR status = 'skipped'
+               AND error_class IS NOT NULL
                ORDER BY rowid LIMIT ?""",
             (limit,),
         ).fetchall()
