@@ -18,7 +18,6 @@ from badcjobs.store.connect import (
     is_job_database,
     open_sealed,
     read_as,
-    read_value,
     reading,
     rows_by_name,
 )
@@ -90,44 +89,25 @@ def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> JobFacts:
     tasks, merged = add_last_contact(db, read_task_rows(db), files, folder)
     # run.toml has only the settings that all tasks share.
     last_settings = max(((task.started_at_ms, task.settings) for task in tasks if task.settings), default=(0, ""))
-    overlap_s = read_value(db, "SELECT total(overlap_s) FROM overlap")
-    cpu_tries, cpu_audio_s = db.execute(_ON_CPU).fetchone()
-    conflicts, restarted = db.execute(f"SELECT count(*), sum(restarted) FROM ({_DONE_AGAIN})").fetchone()
-    spent_s = dict(db.execute("SELECT state, total(gpu_s) FROM attempt_cost GROUP BY state"))
+    [totals] = rows_by_name(db, _TOTALS)
     return JobFacts(
+        **totals,
         tasks=tuple(tasks),
         devices=tuple(read_devices(db, readings=readings)),
         chunks=dict(db.execute("SELECT status, count(*) FROM chunk GROUP BY status")),
-        audio_done_s=read_value(db, _AUDIO_S, "done") - overlap_s,
-        overlap_s=overlap_s,
-        done_of_unknown_length=read_value(db, _OF_UNKNOWN_LENGTH, "done"),
-        tries=read_value(db, "SELECT count(*) FROM attempt"),
         failed=read_as(db, FailedChunk, _FAILED),
-        labels=tuple(
-            db.execute(
-                "SELECT label, max(label_name), count(*) FROM recording_detection GROUP BY label ORDER BY 3 DESC, 1"
-            )
-        ),
+        labels=tuple(db.execute(_LABELS)),
         gaps=read_as(db, GapFacts, _GAPS),
         file_remarks=tuple((file.path, f"{file.status}: {file.reason}") for file in files if file.status != "merged"),
         lossy_paths=tuple(file.path for file in files if file.lost_something),
         file_folders=_folders(files),
-        conflicts=conflicts,
-        restarted=restarted or 0,
         last_settings=parse_settings(last_settings[1]),
-        audio_left_s=read_value(db, _AUDIO_S, "pending"),
-        left_of_unknown_length=read_value(db, _OF_UNKNOWN_LENGTH, "pending"),
         errors=read_as(db, ErrorFacts, _ERRORS),
         alerts=read_as(db, AlertFacts, _ALERTS),
         foreign=read_as(db, ForeignProcess, _FOREIGN),
         decisions=_read_decisions(db),
         cost=_cost(db),
-        cpu_tries=cpu_tries,
-        cpu_audio_s=cpu_audio_s,
         durations=dict(db.execute(DURATIONS)),
-        failed_gpu_s=spent_s.get("failed", 0.0),
-        lost_gpu_s=spent_s.get("lost", 0.0),
-        again_gpu_s=read_value(db, _AGAIN_GPU_S),
         alert_nodes={kind: tuple(nodes) for kind, nodes in grouped(db.execute(_ALERT_NODES)).items()},
         recording_names=names if (names := count_gaps(db)).recordings else None,
         places=count_places(db),
@@ -140,13 +120,6 @@ def _read_decisions(db: sqlite3.Connection) -> tuple[DecisionFacts, ...]:
     return tuple(DecisionFacts(**{**row, "figures": parse_settings(row["figures"])}) for row in rows)
 
 
-_AUDIO_S = "SELECT total(audio_s) FROM chunk WHERE status = ?"
-_OF_UNKNOWN_LENGTH = "SELECT count(*) FROM chunk WHERE status = ? AND audio_s IS NULL"
-_ON_CPU = """
-    SELECT count(*), total(c.audio_s - coalesce(o.overlap_s, 0))
-    FROM attempt a JOIN chunk c USING (recording_id, chunk_id)
-    LEFT JOIN overlap o USING (recording_id, chunk_id)
-    WHERE a.outcome = 'done' AND a.device_id IS NULL"""
 _FAILED = f"""
     SELECT recording_id, chunk_id, status, attempts,
            coalesce(error_class, '') AS error_class,
@@ -220,6 +193,30 @@ _AGAIN_GPU_S = f"""
         LEFT JOIN attempt_cost c USING (task_id, attempt_id)
         WHERE a.outcome = 'done')
     WHERE number > 1"""
+_TOTALS = f"""
+    SELECT c.done_s - o.overlap_s AS audio_done_s, o.overlap_s, c.done_of_unknown_length,
+           c.audio_left_s, c.left_of_unknown_length,
+           (SELECT count(*) FROM attempt) AS tries, p.cpu_tries, p.cpu_audio_s,
+           r.conflicts, r.restarted, g.failed_gpu_s, g.lost_gpu_s,
+           ({_AGAIN_GPU_S}) AS again_gpu_s
+    FROM (SELECT total(audio_s) FILTER (WHERE status = 'done') AS done_s,
+                 total(audio_s) FILTER (WHERE status = 'pending') AS audio_left_s,
+                 count(*) FILTER (WHERE status = 'done' AND audio_s IS NULL) AS done_of_unknown_length,
+                 count(*) FILTER (WHERE status = 'pending' AND audio_s IS NULL) AS left_of_unknown_length
+          FROM chunk) c,
+         (SELECT total(overlap_s) AS overlap_s FROM overlap) o,
+         (SELECT count(*) AS cpu_tries, total(c.audio_s - coalesce(o.overlap_s, 0)) AS cpu_audio_s
+          FROM attempt a JOIN chunk c USING (recording_id, chunk_id)
+          LEFT JOIN overlap o USING (recording_id, chunk_id)
+          WHERE a.outcome = 'done' AND a.device_id IS NULL) p,
+         (SELECT count(*) AS conflicts, coalesce(sum(restarted), 0) AS restarted
+          FROM ({_DONE_AGAIN})) r,
+         (SELECT total(gpu_s) FILTER (WHERE state = 'failed') AS failed_gpu_s,
+                 total(gpu_s) FILTER (WHERE state = 'lost') AS lost_gpu_s
+          FROM attempt_cost) g"""
+_LABELS = """
+    SELECT label, max(label_name), count(*) FROM recording_detection
+    GROUP BY label ORDER BY 3 DESC, 1"""
 _DONE_COST = "FROM attempt_cost c JOIN attempt a USING (task_id, attempt_id) WHERE a.outcome = 'done'"
 _COST = f"""
     SELECT count(*) AS tries, avg(c.gpu_s) AS gpu_s_mean,
