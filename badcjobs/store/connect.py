@@ -26,10 +26,28 @@ if TYPE_CHECKING:
 _MOUNTINFO = Path("/proc/self/mountinfo")
 UNKNOWN = "unknown"
 
-LOCAL = frozenset({
-    "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "nilfs2", "overlay", "ramfs", "reiserfs", "rootfs",
-    "tmpfs", "ufs", "vfat", "xfs", "zfs", "fuse.fuse-overlayfs",
-})  # fmt: skip
+LOCAL = frozenset(
+    {
+        "bcachefs",
+        "btrfs",
+        "ext2",
+        "ext3",
+        "ext4",
+        "f2fs",
+        "jfs",
+        "nilfs2",
+        "overlay",
+        "ramfs",
+        "reiserfs",
+        "rootfs",
+        "tmpfs",
+        "ufs",
+        "vfat",
+        "xfs",
+        "zfs",
+        "fuse.fuse-overlayfs",
+    }
+)
 
 
 class Filesystem(NamedTuple):

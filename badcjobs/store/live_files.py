@@ -144,8 +144,9 @@ def read_device_state(uri: str | None, device_id: int, before_ms: int) -> str | 
     rows = _ask(uri, sql, (device_id, before_ms))
     if not rows:
         return None
-    reading = {name: value for name, value in dict(rows[0]).items() if value is not None}
-    return json.dumps({name: value for name, value in reading.items() if name not in ("task_id", "device_id")})
+    reading = dict(rows[0])
+    del reading["task_id"], reading["device_id"]
+    return json.dumps({name: value for name, value in reading.items() if value is not None})
 
 
 def read_memory_peaks(uri: str | None, since_ms: int, until_ms: int | None = None) -> dict[int, int]:

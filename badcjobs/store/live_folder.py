@@ -67,10 +67,11 @@ def choose_live_folder(wanted: str, local_dir: str | None, key: TaskKey, target:
     filesystem = read_filesystem(candidate)
     if wanted == "local":
         return LiveFolder(LocalFolder.create(candidate, name), filesystem, False, "run.live_mode = local")
-    why = "run.live_mode = shared"
-    if wanted != "shared" and filesystem.shared and candidate.exists():
+    if wanted == "shared":
+        why = "run.live_mode = shared"
+    elif filesystem.shared and candidate.exists():
         why = f"{candidate} is not a node-local disk ({filesystem.description})"
-    elif wanted != "shared":
+    else:
         try:
             folder = LocalFolder.create(candidate, name)
             check_room(folder.path)

@@ -172,10 +172,21 @@ def load_readings(path: Path, target: Path) -> None:
     devices = dict(zip(tokens, rows, strict=True))
     ids = {token: number for number, token in enumerate(devices, 1)}
     task = {
-        "task_id": 1, "name": path.stem, "job_id": f"local{min(times)}", "array_index": 0, "restart": 0, "node": "–",
-        "telemetry": 1, "devices": len(devices), "workers": 0, "started_at_ms": min(times), "ended_at_ms": max(times),
-        "exit_code": 0, "verdict": "done", "version": __version__,
-    }  # fmt: skip
+        "task_id": 1,
+        "name": path.stem,
+        "job_id": f"local{min(times)}",
+        "array_index": 0,
+        "restart": 0,
+        "node": "–",
+        "telemetry": 1,
+        "devices": len(devices),
+        "workers": 0,
+        "started_at_ms": min(times),
+        "ended_at_ms": max(times),
+        "exit_code": 0,
+        "verdict": "done",
+        "version": __version__,
+    }
     about = ("device_id", "task_id", "uuid", "device_index", "token", "name", "backend", "why")
     with contextlib.closing(sqlite3.connect(target)) as db, db:
         create_tables(db)

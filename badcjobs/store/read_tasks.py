@@ -293,17 +293,15 @@ def last_readings(db: sqlite3.Connection, task_id: int) -> dict[int, tuple[int, 
     database is sorted otherwise and has an index.
     """
     select = f"SELECT at_ms, {', '.join(METRICS)} FROM sample WHERE device_id = ? AND at_ms BETWEEN ? AND ? AND"
-    by_row = f"{select} rowid BETWEEN ? AND ? ORDER BY at_ms DESC"
-    by_time = f"{select} task_id = ? ORDER BY at_ms DESC LIMIT {_RECENT_ROWS}"
     totals = "SELECT device_id, samples, last_at_ms FROM device_total WHERE task_id = ? AND samples > 0 ORDER BY 1"
+    is_job = is_job_database(db)
     last_by_device = {}
     row_number = 0
     for device_id, samples, last_ms in db.execute(totals, (task_id,)).fetchall():
         row_number += samples
-        place = (device_id, last_ms - _RECENT_MS, last_ms)
-        rows = db.execute(by_row, (*place, row_number - _RECENT_ROWS, row_number)).fetchall()
-        if not rows or rows[0][0] != last_ms:
-            rows = db.execute(by_time, (*place, task_id)).fetchall()
+        place = f"task_id = {task_id}" if is_job else f"rowid BETWEEN {row_number - _RECENT_ROWS} AND {row_number}"
+        sql = f"{select} {place} ORDER BY at_ms DESC LIMIT {_RECENT_ROWS}"
+        rows = db.execute(sql, (device_id, last_ms - _RECENT_MS, last_ms)).fetchall()
         if rows:
             readings = [Reading(**dict(zip(METRICS, row[1:], strict=True))) for row in rows]
             last_by_device[device_id] = rows[0][0], readings[0].completed(readings[1:])

@@ -68,19 +68,17 @@ def _find_runs(folder: Path) -> list[Path]:
 
 def refuse_different_runs(files: Iterable[Path], inputs: Sequence[Path], job: Path | None) -> None:
     """Refuse files of different runs, or of other runs than those that the job database has."""
-    same = list[_Run]()
-    other_runs = list[_Run]()
+    runs = list[_Run]()
     if job is not None:
         with suppress(*UNREADABLE), closing(open_sealed(job)) as db:
-            same = [_Run.of(full_path(job.parent / path), *facts) for path, *facts in db.execute(_MERGED)]
+            runs = [_Run.of(full_path(job.parent / path), *facts) for path, *facts in db.execute(_MERGED)]
+    most_runs = max(1, len(runs))
     keys = ((file, TaskKey.parse(file.stem)) for file in files)
     of_one_job = grouped(((file.parent, key.job_id if key else file.stem), file) for file, key in keys)
     for run in filter(None, map(_read_run, of_one_job.values())):
-        is_new = all(run.is_other(one) for one in [*same, *other_runs])
-        if is_new:
-            (other_runs if same else same).append(run)
-    if other_runs:
-        runs = [*same, *other_runs]
+        if all(run.is_other(one) for one in runs):
+            runs.append(run)
+    if len(runs) > most_runs:
         why = [f"{_near(run.files)}: engine {run.facts[1]}, source {run.facts[2]}" for run in runs if run.facts]
         fix = _commands([run.files for run in runs], inputs)
         raise BadInput(f"these are files of {len(runs)} runs", why="\n".join(why), fix=fix)
