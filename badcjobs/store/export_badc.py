@@ -118,11 +118,14 @@ def _named_rows(db: sqlite3.Connection, sql: str, values: Sequence[str] = ()) ->
 
 def _document(chunk: sqlite3.Row, detections: list[dict[str, object]]) -> dict[str, object]:
     done = chunk["status"] == "done"
+    status = "failed"
+    if done:
+        status = "ok" if detections else "no_detections"
     document = {
         "chunk_id": chunk["chunk_id"],
         "recording_id": chunk["recording_id"],
         "source_path": chunk["source_path"],
-        "status": "failed" if not done else "ok" if detections else "no_detections",
+        "status": status,
         "detections": detections if done else [],
         "chunk": {
             "start_ms": chunk["start_ms"],
@@ -191,9 +194,12 @@ def write_telemetry(db: sqlite3.Connection, folder: Path, target: Path, progress
 def _line(db: sqlite3.Connection, table: str, event: sqlite3.Row, folder: Path) -> dict[str, object]:
     ended = bool(event["is_end"])
     details = {"attempt": event["try_number"], "recording_id": event["recording_id"], "runner": event["engine"]}
+    status = "start"
     if ended and event["outcome"] == "done":
+        status = "success"
         details["output"] = str(folder / chunk_file(event["recording_id"], event["chunk_id"]))
     elif ended:
+        status = "failure"
         details |= {"error_class": event["error_class"], "stderr": (event["error"] or "")[-_ERROR_CHARACTERS:]}
     details["gpu_metrics"] = {
         "before": _metrics_at(db, table, event, "started_at_ms"),
@@ -203,7 +209,7 @@ def _line(db: sqlite3.Connection, table: str, event: sqlite3.Row, folder: Path) 
         "chunk_id": event["chunk_id"],
         "gpu_index": event["device_index"],
         "gpu_name": event["device_name"],
-        "status": "start" if not ended else "success" if event["outcome"] == "done" else "failure",
+        "status": status,
         "timestamp": _iso(event["at_ms"]),
         "finished_at": _iso(event["ended_at_ms"]) if ended else None,
         "runtime_s": (event["ended_at_ms"] - event["started_at_ms"]) / 1000 if ended else None,

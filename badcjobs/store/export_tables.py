@@ -222,9 +222,8 @@ def rows_written_to(out: BinaryIO, form: str, types: Mapping[str, str]) -> Itera
         with parquet.ParquetWriter(out, schema, compression="zstd") as group_writer:
 
             def write_group(rows: Iterable[Sequence[object]]) -> None:
-                columns = zip(schema.types, zip(*rows, strict=True), strict=True)
-                arrays = [arrow.array(values, kind) for kind, values in columns]
-                group_writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))
+                columns = dict(zip(types, zip(*rows, strict=True), strict=True))
+                group_writer.write_table(arrow.Table.from_pydict(columns, schema=schema))
 
             yield write_group
         return

@@ -355,9 +355,7 @@ def _why_not(
     if file.status not in ("merged", "copy") or holder is None or file.task_id is None:
         return file.reason or f"it was {file.status}"
     if file.checksum is None or file.checksum != holder.checksum:
-        return (
-            "it was not published" if file.checksum is None else "it is not the file whose rows are in the job database"
-        )
+        return "it is not the file whose rows are in the job database"
     if read_value(db, "SELECT verdict FROM task WHERE task_id = ?", file.task_id) is None:
         return "its task had not ended when it was merged"
     counted = sum(count_rows(db, file.task_id, leave_out=DERIVED).values())

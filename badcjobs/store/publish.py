@@ -14,7 +14,6 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -33,6 +32,7 @@ log = logging.getLogger(__name__)
 
 TEXT_FORMS = (".csv", ".jsonl")
 Gap = tuple[int, int, str]  # from, to, reason
+_NOTHING: Mapping[str, object] = MappingProxyType({})
 
 _SAMPLES = f"""
     SELECT strftime('%Y-%m-%dT%H:%M:%f', s.at_ms / 1000.0, 'unixepoch') || 'Z' AS at, s.at_ms,
@@ -64,7 +64,7 @@ def publish(
     target: Path,
     *,
     workplace: Path | None = None,
-    closing: Mapping[str, object] | None = None,
+    closing: Mapping[str, object] = _NOTHING,
     gaps: Sequence[Gap] = (),
 ) -> int:
     """Publish the halves, joined, as ``target``; return its size. The extension selects SQLite, CSV or JSON lines.
@@ -72,36 +72,35 @@ def publish(
     The first half is the wrapper's; a path is a live file on node-local disk. ``closing`` sets columns of the task row
     that are still NULL; ``gaps`` are added to the table of gaps.
     """
-    if workplace is None:
-        workplace = next((half.parent for half in halves if isinstance(half, Path)), target.parent)
 
-    def build(stack: ExitStack, place: Path) -> Path:
-        """Build the file in a temporary folder, which ``stack`` removes."""
-        folder = stack.enter_context(scratch_folder(target, place))
-        joined = folder / "joined.sqlite"
-        join_files(halves, joined, closing or {}, gaps)
-        if target.suffix not in TEXT_FORMS:
-            return joined
-        with contextlib.closing(open_sealed(joined)) as db, (folder / target.name).open("wb") as out:
-            cursor = db.execute(_SAMPLES)
-            types = {column[0]: "" for column in cursor.description}
-            with rows_written_to(out, target.suffix[1:], types) as write:
-                write(cursor)
-        return folder / target.name
+    def publish_from(place: Path) -> None:
+        with scratch_folder(target, place) as folder:
+            joined = folder / "joined.sqlite"
+            join_files(halves, joined, closing, gaps)
+            if target.suffix in TEXT_FORMS:
+                joined = _write_as_text(joined, folder / target.name)
+            move_into_place(joined, target)
 
-    with ExitStack() as stack:
-        try:
-            built = build(stack, workplace)
-        except (OSError, sqlite3.Error):  # the local disk is full; the run folder may have space
-            built = build(stack, target.parent)
-        move_into_place(built, target)
+    try:
+        publish_from(workplace or target.parent)
+    except (OSError, sqlite3.Error):  # the local disk is full; the run folder may have space
+        publish_from(target.parent)
     return target.stat().st_size
+
+
+def _write_as_text(joined: Path, text: Path) -> Path:
+    with contextlib.closing(open_sealed(joined)) as db, text.open("wb") as out:
+        cursor = db.execute(_SAMPLES)
+        types = {column[0]: "" for column in cursor.description}
+        with rows_written_to(out, text.suffix[1:], types) as write:
+            write(cursor)
+    return text
 
 
 def join_files(
     halves: Sequence[Half | Path],
     joined: Path,
-    closing: Mapping[str, object] = MappingProxyType({}),
+    closing: Mapping[str, object] = _NOTHING,
     gaps: Sequence[Gap] = (),
 ) -> None:
     """Write a new database with the rows of all halves that exist.
@@ -252,7 +251,7 @@ class Publisher:
         """Publish in the background without waiting for the interval."""
         self._wake.set()
 
-    def publish_now(self, closing: Mapping[str, object] | None = None) -> bool:
+    def publish_now(self, closing: Mapping[str, object] = _NOTHING) -> bool:
         """Publish and return whether it worked; a full or unmounted disk is a warning, not the end of the job.
 
         ``closing`` sets columns of the task row that a full disk did not accept.

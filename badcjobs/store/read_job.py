@@ -284,10 +284,10 @@ def add_last_contact(
         shown.append(replace(at_merge, changed=has_changed))  # of a silent one, a later attempt may have published it
 
     changed = sum(task.changed for task in shown)
-    for file in files:
+    for file in (file for file in files if file.path not in followed):
         # The file of an ended task does not change: with a new time but the same size it is a copy. A missing file does
         # not count as changed.
-        if file.path in statuses.keys() - followed and file.mtime_ns is not None:
+        if file.path in statuses and file.mtime_ns is not None:
             changed += statuses[file.path].st_size != file.size_bytes
     indices = {key.array_index for key in new if not key.job_id.startswith("local")}
     fresh = Freshness(as_of_ms, changed, gone, new=len(new), new_indices=tuple(sorted(indices)), closed=closed)

@@ -73,8 +73,10 @@ class PackedSteps(Sequence[int | None]):
         return (None if number == _NO_READING else number for number in self._numbers)
 
     def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return tuple(self)[place]
         number = self._numbers[place]
-        return PackedSteps(number) if isinstance(place, slice) else None if number == _NO_READING else number
+        return None if number == _NO_READING else number
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
