@@ -64,7 +64,14 @@ class Claim(Lease):
 
     takeover_level = logging.WARNING
 
-    def __init__(self, out: RunFolder, part: Part, me: Holder, clock: Clock, while_waiting: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        out: RunFolder,
+        part: Part,
+        me: Holder,
+        clock: Clock,
+        while_waiting: Callable[[], None],
+    ) -> None:
         super().__init__(out.tasks, part.name, me, clock, while_waiting)
         self.replaced: set[str] = set()  # earlier attempts of this task, which may still run
         self._out = out
@@ -95,7 +102,11 @@ class Claim(Lease):
         key = TaskKey.parse(holder.name)
         assert key is not None and self._key is not None
         mine = self._key
-        is_same = (key.job_id, key.array_index, key.procid) == (mine.job_id, mine.array_index, mine.procid)
+        is_same = (key.job_id, key.array_index, key.procid) == (
+            mine.job_id,
+            mine.array_index,
+            mine.procid,
+        )
         if not is_same or holder.restart >= self._restart:
             return False
         self.replaced.add(holder.name)

@@ -193,14 +193,21 @@ def write_telemetry(db: sqlite3.Connection, folder: Path, target: Path, progress
 
 def _line(db: sqlite3.Connection, table: str, event: sqlite3.Row, folder: Path) -> dict[str, object]:
     ended = bool(event["is_end"])
-    details = {"attempt": event["try_number"], "recording_id": event["recording_id"], "runner": event["engine"]}
+    details = {
+        "attempt": event["try_number"],
+        "recording_id": event["recording_id"],
+        "runner": event["engine"],
+    }
     status = "start"
     if ended and event["outcome"] == "done":
         status = "success"
         details["output"] = str(folder / chunk_file(event["recording_id"], event["chunk_id"]))
     elif ended:
         status = "failure"
-        details |= {"error_class": event["error_class"], "stderr": (event["error"] or "")[-_ERROR_CHARACTERS:]}
+        details |= {
+            "error_class": event["error_class"],
+            "stderr": (event["error"] or "")[-_ERROR_CHARACTERS:],
+        }
     details["gpu_metrics"] = {
         "before": _metrics_at(db, table, event, "started_at_ms"),
         "after": _metrics_at(db, table, event, "ended_at_ms") if ended else None,
@@ -275,14 +282,17 @@ def write_resume_summary(db: sqlite3.Connection, folder: Path, telemetry: Path) 
         for written, (chunk_id, rows) in enumerate(groupby(chunks, key=itemgetter(0)), 1):
             (_, recording_id, status, attempts, error, worker), *same_id = rows
             hidden += len(same_id)
+            state = {"status": "failure", "attempts": attempts, "error": error}
             if status == "done":
-                output = str(folder / chunk_file(recording_id, chunk_id))
-                state = {"status": "success", "attempts": attempts, "retries": max(attempts - 1, 0), "output": output}
-            else:
-                state = {"status": "failure", "attempts": attempts, "error": error}
+                output = folder / chunk_file(recording_id, chunk_id)
+                state |= {"status": "success", "retries": max(attempts - 1, 0), "output": str(output)}
+                del state["error"]
             state |= {"worker": worker, "recording_id": recording_id}
             text.write(f"{',' if written > 1 else ''}\n{json.dumps(chunk_id)}: {json.dumps(state)}")
         text.write("\n}}\n")
     if hidden:
-        log.warning("BADC would analyse chunks again whose id is that of another recording's chunk: %d", hidden)
+        log.warning(
+            "BADC would analyse chunks again whose id is that of another recording's chunk: %d",
+            hidden,
+        )
     return target, written

@@ -27,7 +27,15 @@ Species, Confidence, File Offset (s), Low Freq (Hz), High Freq (Hz), Begin File,
 # the band of HawkEars' spectrograms
 _LOW_HZ = 200.0
 _HIGH_HZ = 13_000.0
-_NO_SPECIES = {"canine", "insects", "noise", "other", "speech", "squirrel"}  # classes that HawkEars' program hides
+# Classes that HawkEars' program hides.
+_NO_SPECIES = {
+    "canine",
+    "insects",
+    "noise",
+    "other",
+    "speech",
+    "squirrel",
+}
 
 
 SpeciesNames = tuple[str, ...]  # common name, scientific name, code, eBird code: as in Raven's table
@@ -53,7 +61,18 @@ def _audacity_row(number: int, row: Label) -> tuple[object, ...]:
 def _raven_row(number: int, row: Label) -> tuple[object, ...]:
     high_hz = min(_HIGH_HZ, row.sample_rate_hz / 2) if row.sample_rate_hz else _HIGH_HZ
     where = (f"{_LOW_HZ:.4f}", f"{high_hz:.4f}", posixpath.basename(row.audio_path), row.audio_path)
-    return number, "Spectrogram 1", 1, row.start, row.end, *row.species, row.label, row.score, row.start, *where
+    return (
+        number,
+        "Spectrogram 1",
+        1,
+        row.start,
+        row.end,
+        *row.species,
+        row.label,
+        row.score,
+        row.start,
+        *where,
+    )
 
 
 class LabelForm(NamedTuple):
@@ -83,7 +102,13 @@ LABEL_FORMS = {
     ),
     "audacity": LabelForm(_audacity_row, "_scores.txt", 2, 3, "", None, f"{_RULE} and the score from 0 to 1"),
     "raven": LabelForm(
-        _raven_row, ".selection.table.txt", 4, 4, _RAVEN_COLUMNS.replace(", ", "\t"), quotes='"', rule=_RULE
+        _raven_row,
+        ".selection.table.txt",
+        4,
+        4,
+        _RAVEN_COLUMNS.replace(", ", "\t"),
+        quotes='"',
+        rule=_RULE,
     ),
 }
 
@@ -92,7 +117,11 @@ class LabelWriter:
     """Writes the labels of a job; ``progress`` gets the number of labels so far."""
 
     def __init__(
-        self, db: sqlite3.Connection, form: str, wanted: DetectionFilter, progress: Callable[[int], None]
+        self,
+        db: sqlite3.Connection,
+        form: str,
+        wanted: DetectionFilter,
+        progress: Callable[[int], None],
     ) -> None:
         self._db = db
         self._form = LABEL_FORMS[form]
@@ -211,7 +240,10 @@ def _name_recordings(db: sqlite3.Connection) -> None:
             continue
         if has_file:
             roots.add(_find_root(audio_path, source_path))
-        db.execute(f"INSERT INTO {_NAMED} VALUES (?, ?, ?, ?, ?)", (recording_id, name, path, audio_path, rate_hz))
+        db.execute(
+            f"INSERT INTO {_NAMED} VALUES (?, ?, ?, ?, ?)",
+            (recording_id, name, path, audio_path, rate_hz),
+        )
     if needs_paths:
         root = posixpath.commonpath(roots).rstrip("/") if roots else ""
         begin = "CASE audio_path WHEN '' THEN 1 ELSE ? END"

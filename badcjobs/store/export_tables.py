@@ -27,7 +27,12 @@ from badcjobs.store.connect import as_sqlite_utils, reading, with_logs
 from badcjobs.store.task_writer import count_gaps
 
 Row = tuple[object, ...]
-_STORED = ("INTEGER", "REAL", "TEXT")  # the types that tables declare; a view may have columns without a type
+# The types that tables declare; a view may have columns without a type.
+_STORED = (
+    "INTEGER",
+    "REAL",
+    "TEXT",
+)
 
 
 def in_batches(cursor: sqlite3.Cursor, form: str) -> Iterator[list[Row]]:

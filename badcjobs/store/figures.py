@@ -103,7 +103,10 @@ def _write_totals(db: sqlite3.Connection, task_id: int, device_id: int) -> tuple
         counted = (joules, (counter[-1][0] - counter[0][0]) / 1000)
     times_ms = [at_ms for at_ms, _ in points["energy_j"]]
     span = (min(times_ms, default=None), max(times_ms, default=None))
-    db.execute(insert_sql("device_total"), (device_id, task_id, len(times_ms), *span, *counted, energy.total))
+    db.execute(
+        insert_sql("device_total"),
+        (device_id, task_id, len(times_ms), *span, *counted, energy.total),
+    )
     figures = [(task_id, device_id, metric, *distribution(counts[metric])) for metric in GAUGES if counts[metric]]
     db.executemany(insert_sql("metric_summary"), figures)
     utilization = sorted(counts["utilization_percent"].items())
@@ -120,7 +123,13 @@ def _write_stretches(db: sqlite3.Connection, task_id: int, device_id: int, spans
     width_ms = max(_SHORTEST_STRETCH_MS, seconds_each * 1000)
     seconds = accounting.state_seconds(spans, from_ms, width_ms)
     figures = ", ".join(f"min({name}), avg({name}), max({name})" for name in CHARTED)
-    place = {"from_ms": from_ms, "to_ms": to_ms, "width": width_ms, "task": task_id, "device": device_id}
+    place = {
+        "from_ms": from_ms,
+        "to_ms": to_ms,
+        "width": width_ms,
+        "task": task_id,
+        "device": device_id,
+    }
     measured_sql = f"""
         SELECT (at_ms - :from_ms) / :width, count(*), {figures} FROM sample
         WHERE task_id = :task AND device_id = :device

@@ -55,7 +55,16 @@ DEVICE_SUMMARY = ViewDef(
     "device_summary",
     "One row per device of a task attempt: what was measured on it.",
     {
-        **_from("device", "d", "device_id", "task_id", "uuid", "device_index", "name", "memory_total_bytes"),
+        **_from(
+            "device",
+            "d",
+            "device_id",
+            "task_id",
+            "uuid",
+            "device_index",
+            "name",
+            "memory_total_bytes",
+        ),
         **_from("device", "d", "backend"),
         "t.samples AS samples": "number of samples",
         "u.mean AS utilization_mean_percent": "mean of utilization_percent",
@@ -81,7 +90,17 @@ VIEWS = (
         "task_summary",
         "One row per array task attempt: its running time and its chunks by state.",
         {
-            **_from("task", "t", "task_id", "name", "job_id", "array_index", "restart", "node", "shard_count"),
+            **_from(
+                "task",
+                "t",
+                "task_id",
+                "name",
+                "job_id",
+                "array_index",
+                "restart",
+                "node",
+                "shard_count",
+            ),
             **_from("task", "t", "verdict", "exit_code", "telemetry", "devices", "started_at_ms"),
             f"{LAST_SIGN} AS last_sign_ms": "when it ended; of a killed or running task, the latest time in its data",
             f"({LAST_SIGN} - t.started_at_ms) / 1000.0 AS wall_s": "from its start to last_sign_ms",
@@ -244,7 +263,11 @@ def _help_values() -> str:
     return ",\n".join(rows)
 
 
-JOB_VIEWS = (*VIEWS, _HELP._replace(source=f"FROM (VALUES\n{_help_values()})"))  # not a table: those have a ``task_id``
+# Not a table: those have a ``task_id``.
+JOB_VIEWS = (
+    *VIEWS,
+    _HELP._replace(source=f"FROM (VALUES\n{_help_values()})"),
+)
 
 # Created after all rows are written: sorting once is cheaper than updating an index with each row.
 Index = tuple[str, Collection[str]]  # a table, and columns of it

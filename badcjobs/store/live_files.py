@@ -17,9 +17,22 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.store.atomic_write import replacing, scratch_folder
-from badcjobs.store.connect import file_uri, open_uri, read_only_uri, read_value, unshared_uri, with_logs
+from badcjobs.store.connect import (
+    file_uri,
+    open_uri,
+    read_only_uri,
+    read_value,
+    unshared_uri,
+    with_logs,
+)
 
-_GROWING = ("worker", "attempt", "attempt WHERE outcome IS NOT NULL", "detection")  # in the wrapper's file
+# In the wrapper's file.
+_GROWING = (
+    "worker",
+    "attempt",
+    "attempt WHERE outcome IS NOT NULL",
+    "detection",
+)
 
 # One of the two live files: a call with a folder for copies returns the URI to read its rows; None: not there yet.
 Half = Callable[[Path], str | None]

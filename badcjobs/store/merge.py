@@ -24,7 +24,13 @@ from badcjobs.errors import DatabaseProblem
 from badcjobs.locks import Holder, Lease, this_process
 from badcjobs.model import stable_id
 from badcjobs.seams import Clock
-from badcjobs.store.atomic_write import remove_unfinished, replacing, scratch_folder, sync_file, unfinished_name
+from badcjobs.store.atomic_write import (
+    remove_unfinished,
+    replacing,
+    scratch_folder,
+    sync_file,
+    unfinished_name,
+)
 from badcjobs.store.connect import (
     SQLITE_MAGIC,
     UNREADABLE,
@@ -231,7 +237,11 @@ def _has_changed(file: Intake, merged: SourceFile | None) -> bool:
 
 
 def _bring_up_to_date(
-    order: MergeOrder, state: str, old: Mapping[str, SourceFile], changed: list[Intake], check: Callable[[], None]
+    order: MergeOrder,
+    state: str,
+    old: Mapping[str, SourceFile],
+    changed: list[Intake],
+    check: Callable[[], None],
 ) -> tuple[SourceFile, ...]:
     """Write the changed files into a copy of the job database, or into a new one, and let it replace the old one."""
     # In the order of the key of the largest tables, so that rows are appended.
@@ -251,7 +261,12 @@ def _bring_up_to_date(
 
 
 def _write(
-    db: sqlite3.Connection, order: MergeOrder, old: Mapping[str, SourceFile], intakes: Iterable[Intake], *, of: int
+    db: sqlite3.Connection,
+    order: MergeOrder,
+    old: Mapping[str, SourceFile],
+    intakes: Iterable[Intake],
+    *,
+    of: int,
 ) -> tuple[SourceFile, ...]:
     ends = read_ends(db)
     writer = JobWriter(db, old)
@@ -350,7 +365,11 @@ def remove_merged_files(job_database: Path, given: Collection[str]) -> Removal:
 
 
 def _why_not(
-    db: sqlite3.Connection, file: SourceFile, holder: SourceFile | None, path: Path, job_database: Path
+    db: sqlite3.Connection,
+    file: SourceFile,
+    holder: SourceFile | None,
+    path: Path,
+    job_database: Path,
 ) -> str | None:
     if file.status not in ("merged", "copy") or holder is None or file.task_id is None:
         return file.reason or f"it was {file.status}"

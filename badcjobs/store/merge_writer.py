@@ -42,7 +42,13 @@ _WHERE_ROWS_ARE = (*_HOMES.values(), "chunk", "rival_chunk", "rival_detection")
 _FROM = {"task_recording": "recording", "rival_chunk": "chunk", "rival_detection": "detection"}
 
 
-_CAUSES = ("is full", "locked", "attached", "readonly")  # in messages of SQLite about the file that it writes
+# In messages of SQLite about the file that it writes.
+_CAUSES = (
+    "is full",
+    "locked",
+    "attached",
+    "readonly",
+)
 
 
 def insert_task(db: sqlite3.Connection, source: str, task_id: int) -> None:
@@ -114,7 +120,10 @@ def remove_task(db: sqlite3.Connection, task_id: int) -> None:
     """Remove a task; each chunk that it had won goes to the strongest rival."""
     create_indexes(db, [SAMPLES_BY_TIME])  # the other tasks may still have to be merged
     note_changes(db, ("task_recording", "chunk", "rival_chunk"), task_id)
-    db.execute("CREATE TEMP TABLE vacated AS SELECT recording_id, chunk_id FROM chunk WHERE task_id = ?", (task_id,))
+    db.execute(
+        "CREATE TEMP TABLE vacated AS SELECT recording_id, chunk_id FROM chunk WHERE task_id = ?",
+        (task_id,),
+    )
     for table in (*_WHERE_ROWS_ARE, "task_meta"):
         db.execute(f"DELETE FROM main.{table} WHERE task_id = ?", (task_id,))
     heirs = f"""FROM vacated v JOIN rival_chunk m ON {_SAME_CHUNK.format("m", "v")}

@@ -76,7 +76,10 @@ def _join(crossing: list[Sound], sounds: Sequence[Sound], joint_ms: int) -> Iter
         if not twins:
             yield late
             continue
-        early = min(twins, key=lambda sound: abs(sound.start_ms - late.start_ms) + abs(sound.end_ms - late.end_ms))
+        early = min(
+            twins,
+            key=lambda sound: abs(sound.start_ms - late.start_ms) + abs(sound.end_ms - late.end_ms),
+        )
         crossing.remove(early)
         louder = max(early, late, key=_loudness)
         yield early._replace(end_ms=late.end_ms, label_name=louder.label_name, score=louder.score)
@@ -143,7 +146,10 @@ def settle_overlaps(db: sqlite3.Connection) -> None:
         db.execute(f"DELETE FROM recording_{table} WHERE {changed}")
         if db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone():
             db.execute(f"INSERT INTO recording_{table} {_MOVED.format(table=table)}")
-            db.executemany(f"INSERT INTO recording_{table} VALUES ({', '.join('?' * 11)})", _read_sounds(db, table))
+            db.executemany(
+                f"INSERT INTO recording_{table} VALUES ({', '.join('?' * 11)})",
+                _read_sounds(db, table),
+            )
     db.execute(f"DELETE FROM {CHANGED}")
 
 
@@ -158,7 +164,17 @@ def _read_sounds(db: sqlite3.Connection, table: str) -> Iterator[Row]:
     for recording_id, rows in groupby(db.execute(_SOUNDS.format(table=table)), key=itemgetter(0)):
         place = db.execute(_PLACE, (recording_id,)).fetchone() or (None, None, None)
         for start_ms, end_ms, label, label_name, score, chunk_id, task_id in join_overlaps(_read_chunks(rows)):
-            yield *place, recording_id, chunk_id, task_id, start_ms, end_ms, label, label_name, score
+            yield (
+                *place,
+                recording_id,
+                chunk_id,
+                task_id,
+                start_ms,
+                end_ms,
+                label,
+                label_name,
+                score,
+            )
 
 
 def _read_chunks(rows: Iterable[Row]) -> Iterator[Heard]:

@@ -20,8 +20,20 @@ from typing import Any
 
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import METRICS, publish_interval_s
-from badcjobs.store.atomic_write import ROWS, empty_stamped_page, move_into_place, scratch_folder, write_row_counts
-from badcjobs.store.connect import create_scratch, create_tables, open_sealed, read_value, transaction
+from badcjobs.store.atomic_write import (
+    ROWS,
+    empty_stamped_page,
+    move_into_place,
+    scratch_folder,
+    write_row_counts,
+)
+from badcjobs.store.connect import (
+    create_scratch,
+    create_tables,
+    open_sealed,
+    read_value,
+    transaction,
+)
 from badcjobs.store.export_tables import rows_written_to
 from badcjobs.store.figures import write_figures
 from badcjobs.store.live_files import Half, LiveHalf, count_rows
@@ -123,7 +135,10 @@ def join_files(
                     raise FileNotFoundError("the wrapper's file is gone")
         for column, value in closing.items():
             db.execute(f"UPDATE task SET {column} = coalesce({column}, ?)", (value,))
-        db.executemany("INSERT INTO gap (task_id, from_ms, to_ms, reason) SELECT task_id, ?, ?, ? FROM task", gaps)
+        db.executemany(
+            "INSERT INTO gap (task_id, from_ms, to_ms, reason) SELECT task_id, ?, ?, ? FROM task",
+            gaps,
+        )
         with transaction(db):
             for (task_id,) in db.execute("SELECT task_id FROM task").fetchall():
                 write_figures(db, task_id)
@@ -170,28 +185,20 @@ def load_readings(path: Path, target: Path) -> None:
     tokens = [row["uuid"] or str(row["device_index"]) for row in rows]
     devices = dict(zip(tokens, rows, strict=True))
     ids = {token: number for number, token in enumerate(devices, 1)}
-    task = {
-        "task_id": 1,
-        "name": path.stem,
-        "job_id": f"local{min(times)}",
-        "array_index": 0,
-        "restart": 0,
-        "node": "–",
-        "telemetry": 1,
-        "devices": len(devices),
-        "workers": 0,
-        "started_at_ms": min(times),
-        "ended_at_ms": max(times),
-        "exit_code": 0,
-        "verdict": "done",
-        "version": __version__,
-    }
+    task = _describe_recording(path, times, len(devices))
     about = ("device_id", "task_id", "uuid", "device_index", "token", "name", "backend", "why")
     with contextlib.closing(sqlite3.connect(target)) as db, db:
         create_tables(db)
         db.execute(insert_sql("task", task), [*task.values()])
         for token, row in devices.items():
-            facts = (row["uuid"] or None, row["device_index"], token, row["name"] or None, "recording", path.name)
+            facts = (
+                row["uuid"] or None,
+                row["device_index"],
+                token,
+                row["name"] or None,
+                "recording",
+                path.name,
+            )
             db.execute(insert_sql("device", about), (ids[token], 1, *facts))
         db.executemany(
             insert_sql("sample", ("task_id", "device_id", "at_ms", *METRICS)),
@@ -200,6 +207,26 @@ def load_readings(path: Path, target: Path) -> None:
                 for token, at_ms, row in zip(tokens, times, rows, strict=True)
             ),
         )
+
+
+def _describe_recording(path: Path, times: Sequence[int], devices: int) -> dict[str, object]:
+    """Return the row of a task that did nothing but record."""
+    return {
+        "task_id": 1,
+        "name": path.stem,
+        "job_id": f"local{min(times)}",
+        "array_index": 0,
+        "restart": 0,
+        "node": "–",
+        "telemetry": 1,
+        "devices": devices,
+        "workers": 0,
+        "started_at_ms": min(times),
+        "ended_at_ms": max(times),
+        "exit_code": 0,
+        "verdict": "done",
+        "version": __version__,
+    }
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -229,7 +256,12 @@ class Publisher:
     """Publishes at regular intervals from a thread of its own; builds the file in ``workplace``."""
 
     def __init__(
-        self, halves: Sequence[Half | Path], target: Path, *, base_interval_s: float, workplace: Path | None = None
+        self,
+        halves: Sequence[Half | Path],
+        target: Path,
+        *,
+        base_interval_s: float,
+        workplace: Path | None = None,
     ) -> None:
         self._halves = halves
         self._target = target
@@ -261,7 +293,11 @@ class Publisher:
                 self._size_bytes = publish(self._halves, self._target, workplace=self._workplace, closing=closing)
             except (OSError, sqlite3.Error) as error:
                 if not self._failing:  # warn once, not at every interval
-                    log.warning("%s could not be published: %s; retrying at every interval", self._target.name, error)
+                    log.warning(
+                        "%s could not be published: %s; retrying at every interval",
+                        self._target.name,
+                        error,
+                    )
                 self._failing = True
                 return False
         if self._failing:

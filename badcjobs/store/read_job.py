@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -33,7 +33,14 @@ from badcjobs.store.read_model import (
     JobFacts,
     TaskFacts,
 )
-from badcjobs.store.read_tasks import DURATIONS, STILL_OPEN, parse_settings, read_devices, read_task_rows, with_contact
+from badcjobs.store.read_tasks import (
+    DURATIONS,
+    STILL_OPEN,
+    parse_settings,
+    read_devices,
+    read_task_rows,
+    with_contact,
+)
 from badcjobs.store.source_files import HOLDING, NOT_OURS, SourceFile, read_source_files
 from badcjobs.store.task_writer import count_gaps, count_places
 
@@ -284,14 +291,19 @@ def add_last_contact(
         shown.append(replace(at_merge, changed=has_changed))  # of a silent one, a later attempt may have published it
 
     changed = sum(task.changed for task in shown)
-    for file in (file for file in files if file.path not in followed):
-        # The file of an ended task does not change: with a new time but the same size it is a copy. A missing file does
-        # not count as changed.
-        if file.path in statuses and file.mtime_ns is not None:
-            changed += statuses[file.path].st_size != file.size_bytes
+    changed += sum(_was_resized(file, statuses) for file in files if file.path not in followed)
     indices = {key.array_index for key in new if not key.job_id.startswith("local")}
     fresh = Freshness(as_of_ms, changed, gone, new=len(new), new_indices=tuple(sorted(indices)), closed=closed)
     return shown, fresh
+
+
+def _was_resized(file: SourceFile, statuses: Mapping[str, os.stat_result]) -> bool:
+    """Say whether the file of an ended task has another size: with a new time but the same size it is a copy.
+
+    A missing file does not count.
+    """
+    status = statuses.get(file.path)
+    return status is not None and file.mtime_ns is not None and status.st_size != file.size_bytes
 
 
 def _list(folder: Path, merged: Collection[str]) -> tuple[dict[str, os.stat_result], str | None]:

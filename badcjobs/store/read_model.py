@@ -225,7 +225,10 @@ class DeviceFacts:
     @property
     def last(self) -> dict[str, float]:
         """Its last reading: metric → value, and at_ms, without unknown values."""
-        values = {"at_ms": self.read_at_ms, **{metric: getattr(self.reading, metric) for metric in METRICS}}
+        values = {
+            "at_ms": self.read_at_ms,
+            **{metric: getattr(self.reading, metric) for metric in METRICS},
+        }
         return {name: value for name, value in values.items() if value is not None}
 
     @property

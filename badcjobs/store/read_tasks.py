@@ -239,7 +239,10 @@ def read_tasks(path: Path, known: Collection[str] = ()) -> tuple[TaskFacts, ...]
 
 
 def _read_devices_now(
-    db: sqlite3.Connection, task: TaskFacts, rows: Iterable[Mapping[str, Any]], under_way: Iterable[tuple[int, str]]
+    db: sqlite3.Connection,
+    task: TaskFacts,
+    rows: Iterable[Mapping[str, Any]],
+    under_way: Iterable[tuple[int, str]],
 ) -> Iterator[DeviceFacts]:
     """Yield the devices of a task with their last readings and what they do; ``under_way``: device → chunk."""
     is_alive = task.verdict is None
@@ -269,7 +272,12 @@ def _read_devices_now(
 def with_contact(task: TaskFacts, size_bytes: int, published_ns: int, **more: Any) -> TaskFacts:
     """Return a task with the time of its last contact, from the size and time of its database, and more facts."""
     after_s = silent_after_s(size_bytes, parse_settings(task.settings).get("publish_every_s"))
-    return replace(task, heard_at_ms=max(task.last_sign_ms, published_ns // 10**6), silent_after_s=after_s, **more)
+    return replace(
+        task,
+        heard_at_ms=max(task.last_sign_ms, published_ns // 10**6),
+        silent_after_s=after_s,
+        **more,
+    )
 
 
 def read_accounts(path: Path, tasks: Iterable[TaskFacts]) -> tuple[TaskFacts, ...]:

@@ -33,7 +33,11 @@ class _Run(NamedTuple):
     def of(cls, file: Path, engine: object = None, settings: str | None = None) -> _Run:
         folder = next((above for above in file.parents[:3] if (above / "run.toml").is_file()), None)
         values = parse_settings(settings)
-        facts = (str(values.get("out")), str(engine), ", ".join(map(str, values.get("source") or ["not known"])))
+        facts = (
+            str(values.get("out")),
+            str(engine),
+            ", ".join(map(str, values.get("source") or ["not known"])),
+        )
         return cls(folder or file.parent, folder and folder.resolve(), facts if values else None)
 
     def is_other(self, run: _Run) -> bool:

@@ -519,5 +519,8 @@ def insert_sql(name: str, columns: Collection[str] = ()) -> str:
 
 def ddl_script(creations: Iterable[str]) -> str:
     """Return the SQL that creates tables in one transaction, and marks the file as ours."""
-    marks = [f"PRAGMA application_id = {APPLICATION_ID};", f"PRAGMA user_version = {SCHEMA_VERSION};"]
+    marks = [
+        f"PRAGMA application_id = {APPLICATION_ID};",
+        f"PRAGMA user_version = {SCHEMA_VERSION};",
+    ]
     return "\n".join(["BEGIN;", *creations, *marks, "COMMIT;"])

@@ -49,7 +49,14 @@ from badcjobs.store.connect import (
 from badcjobs.store.figures import write_figures
 from badcjobs.store.live_files import LiveHalf
 from badcjobs.store.publish import join_files
-from badcjobs.store.schema import APPLICATION_ID, DERIVED, SCHEMA_VERSION, TABLES, columns_of, insert_sql
+from badcjobs.store.schema import (
+    APPLICATION_ID,
+    DERIVED,
+    SCHEMA_VERSION,
+    TABLES,
+    columns_of,
+    insert_sql,
+)
 
 # merged: as it is. recovered: joined from live files; no row is lost. salvaged: damaged; the rows that could be read.
 # kept: no longer readable; its rows come from an earlier merge. copy: another file of the same task has all its rows.
@@ -228,7 +235,15 @@ def examine(file: Intake, scratch: Path) -> Intake:
 
 def skipped(intake: Intake, reason: str) -> Intake:
     """Return a file of which no row is merged."""
-    return replace(intake, status="skipped", reason=reason, database=None, task_id=None, rows=None, rows_lost=None)
+    return replace(
+        intake,
+        status="skipped",
+        reason=reason,
+        database=None,
+        task_id=None,
+        rows=None,
+        rows_lost=None,
+    )
 
 
 def _describe(intake: Intake, database: Path) -> Intake:

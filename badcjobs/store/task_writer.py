@@ -54,7 +54,12 @@ Change = tuple[str, Sequence[Sequence[object]]]  # a statement, and the rows to 
 # The chunks of a recording usually follow each other; if not, its first row stays.
 _INSERT_RECORDING = f"{insert_sql('recording')} ON CONFLICT DO NOTHING"
 _GAP = "count(*) FILTER (WHERE {0}), min(source_path) FILTER (WHERE {0})"
-_GAPS = ("recorded_at IS NULL", "study_area IS NULL", "pattern IS NULL", "length(recorded_at) = length('2026-05-01')")
+_GAPS = (
+    "recorded_at IS NULL",
+    "study_area IS NULL",
+    "pattern IS NULL",
+    "length(recorded_at) = length('2026-05-01')",
+)
 
 
 def count_gaps(db: sqlite3.Connection, recordings: str = "recording") -> NameGaps:
@@ -254,7 +259,10 @@ class TaskWriter:
         paths = (chunk.source_path, chunk.audio_path)
         times = (chunk.start_ms, chunk.end_ms, chunk.audio_s)
         fingerprint = (file.audio_bytes, file.audio_mtime_ns, file.audio_sha256)
-        self._db.execute(_INSERT_CHUNK, (self.task_id, *chunk.key, *paths, *times, *fingerprint, int(chunk.is_cut)))
+        self._db.execute(
+            _INSERT_CHUNK,
+            (self.task_id, *chunk.key, *paths, *times, *fingerprint, int(chunk.is_cut)),
+        )
 
     def name_gaps(self) -> NameGaps:
         """Count the recordings whose paths lack a study area, a date or a time."""
@@ -430,7 +438,11 @@ class TaskWriter:
         chunk = result.chunk
         if chunk.key not in self._open_attempts:
             self.attempt_started(
-                chunk, try_number=try_number, worker_id=worker_id, device_id=device_id, at_ms=result.started_at_ms
+                chunk,
+                try_number=try_number,
+                worker_id=worker_id,
+                device_id=device_id,
+                at_ms=result.started_at_ms,
             )
         self._end_attempt(result, gpu_state)
         length = {} if result.audio_s is None else {"audio_s": result.audio_s}
