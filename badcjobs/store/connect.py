@@ -182,16 +182,16 @@ def as_sqlite_utils(connection: sqlite3.Connection) -> Database:
 
 
 @contextmanager
-def transaction(db: sqlite3.Connection, begin: str = "BEGIN") -> Iterator[None]:
-    """Commit all that the block writes, or roll it back; inside another transaction, use a savepoint."""
-    inside = db.in_transaction
-    db.execute("SAVEPOINT part" if inside else begin)
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Commit all that the block writes, or roll it back; inside another transaction, only the block's part of it."""
+    db.execute("SAVEPOINT part")  # the outermost one begins and commits a transaction
     try:
         yield
-        db.execute("RELEASE part" if inside else "COMMIT")
+        db.execute("RELEASE part")
     except BaseException:
         if db.in_transaction:  # after a full disk SQLite has rolled back already
-            db.execute("ROLLBACK TO part" if inside else "ROLLBACK")
+            db.execute("ROLLBACK TO part")
+            db.execute("RELEASE part")
         raise
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import stat
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -278,12 +277,12 @@ def add_last_contact(
         followed.add(file.path)
         status = statuses.get(file.path)
         at_merge = with_contact(task, file.size_bytes or 0, file.mtime_ns or 0)
-        if status is None:  # other tasks published long after a silent one
-            was_silent = is_silent(at_merge.heard_at_ms, at_merge.silent_after_s, as_of_ms)
+        now_ms = as_of_ms if status is None else merged_at_ms  # other tasks published long after a silent one
+        was_silent = is_silent(at_merge.heard_at_ms, at_merge.silent_after_s, now_ms)
+        if status is None:
             shown.append(at_merge if was_silent else task)
             gone += not was_silent
             continue
-        was_silent = is_silent(at_merge.heard_at_ms, at_merge.silent_after_s, merged_at_ms)
         is_copy = was_silent and status.st_size == file.size_bytes
         has_changed = not (is_copy or file.is_same(status))
         if has_changed and not was_silent:
@@ -319,11 +318,10 @@ def _list(folder: Path, merged: Collection[str]) -> tuple[dict[str, os.stat_resu
                 for entry in entries:
                     name = entry.name.encode("utf-8", "backslashreplace").decode()  # as in shown_path
                     path = name if parent == "." else f"{parent}/{name}"
-                    if path in merged or _task_of(path) is not None:
-                        with suppress(OSError):  # just removed, or a broken link
-                            status = entry.stat()
-                            if stat.S_ISREG(status.st_mode):
-                                statuses[path] = status
+                    is_known = path in merged or _task_of(path) is not None
+                    if is_known and entry.is_file():
+                        with suppress(OSError):  # just removed
+                            statuses[path] = entry.stat()
         except (FileNotFoundError, NotADirectoryError, ValueError):
             continue  # its files count as gone
         except OSError as error:
