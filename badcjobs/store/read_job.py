@@ -319,8 +319,8 @@ def _list(folder: Path, merged: Collection[str]) -> tuple[dict[str, os.stat_resu
                     name = entry.name.encode("utf-8", "backslashreplace").decode()  # as in shown_path
                     path = name if parent == "." else f"{parent}/{name}"
                     is_known = path in merged or _task_of(path) is not None
-                    if is_known and entry.is_file():
-                        with suppress(OSError):  # just removed
+                    with suppress(OSError):  # just removed, or a link that cannot be followed
+                        if is_known and entry.is_file():
                             statuses[path] = entry.stat()
         except (FileNotFoundError, NotADirectoryError, ValueError):
             continue  # its files count as gone
