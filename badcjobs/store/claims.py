@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
 from badcjobs.errors import BadcjobsError, ExitCode
@@ -102,11 +102,7 @@ class Claim(Lease):
         key = TaskKey.parse(holder.name)
         assert key is not None and self._key is not None
         mine = self._key
-        is_same = (key.job_id, key.array_index, key.procid) == (
-            mine.job_id,
-            mine.array_index,
-            mine.procid,
-        )
+        is_same = replace(key, restart=mine.restart, node=mine.node) == mine
         if not is_same or holder.restart >= self._restart:
             return False
         self.replaced.add(holder.name)

@@ -160,10 +160,13 @@ class JobDetections:
                 ) WITHOUT ROWID"""
         )
         paths = self._db.execute("SELECT recording_id, min(source_path), audio_path FROM chunk GROUP BY recording_id")
-        rows = (
-            (r, s, n.study_area, n.location, n.recorded_at, n.pattern) for r, s, a in paths for n in [name_of(r, s, a)]
-        )
-        self._db.executemany(f"INSERT INTO {_RENAMED} VALUES (?, ?, ?, ?, ?, ?)", rows)
+        for recording_id, source_path, audio_path in paths:
+            name = name_of(recording_id, source_path, audio_path)
+            facts = (name.study_area, name.location, name.recorded_at, name.pattern)
+            self._db.execute(
+                f"INSERT INTO {_RENAMED} VALUES (?, ?, ?, ?, ?, ?)",
+                (recording_id, source_path, *facts),
+            )
         self._recordings = _RENAMED
 
     def gaps(self) -> NameGaps:
