@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -259,13 +259,10 @@ def add_last_contact(
     """
     holders = {file.task_id: file for file in files if file.status in HOLDING and file.mtime_ns is not None}
     as_of_ms = max(((file.mtime_ns or 0) // 10**6 for file in holders.values()), default=None)
-    merged_at_ms = None
-    with suppress(OSError, ValueError):
-        merged_at_ms = Path(db.execute("PRAGMA database_list").fetchone()[2]).stat().st_mtime_ns // 10**6
+    merged_at_ms = _merged_at_ms(db)
     listed = {path for (path,) in db.execute("SELECT path FROM source_file")}
     statuses, closed = _list(folder, listed)
     new = not_none(map(_task_of, statuses.keys() - listed))
-
     shown = []
     followed = set[str]()  # the files of tasks that had not ended
     gone = 0
@@ -291,9 +288,19 @@ def add_last_contact(
 
     changed = sum(task.changed for task in shown)
     changed += sum(_was_resized(file, statuses) for file in files if file.path not in followed)
-    indices = {key.array_index for key in new if not key.job_id.startswith("local")}
-    fresh = Freshness(as_of_ms, changed, gone, new=len(new), new_indices=tuple(sorted(indices)), closed=closed)
-    return shown, fresh
+    return shown, Freshness(as_of_ms, changed, gone, new=len(new), new_indices=_indices(new), closed=closed)
+
+
+def _indices(tasks: Iterable[TaskKey]) -> tuple[int, ...]:
+    """Return the array indices of tasks of Slurm."""
+    return tuple(sorted({task.array_index for task in tasks if not task.job_id.startswith("local")}))
+
+
+def _merged_at_ms(db: sqlite3.Connection) -> int | None:
+    """Return when a job database was last written."""
+    with suppress(OSError, ValueError):
+        return Path(db.execute("PRAGMA database_list").fetchone()[2]).stat().st_mtime_ns // 10**6
+    return None
 
 
 def _was_resized(file: SourceFile, statuses: Mapping[str, os.stat_result]) -> bool:
