@@ -233,8 +233,8 @@ def _sections(*, views: bool) -> str:
     described = JOB_VIEWS if views else JOB_TABLES
     sections = []
     for table in described:
-        width = max(len(column.name) for column in table.columns)
-        rows = [f"    {column.name:<{width}}  {column.help}" for column in table.columns]
+        width = max(map(len, table.meanings))
+        rows = [f"    {name:<{width}}  {meaning}" for name, meaning in table.meanings.items()]
         sections.append("\n".join([f"## {table.name}", "", table.help, "", *rows]))
     return "\n\n".join(sections)
 

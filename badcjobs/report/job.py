@@ -46,13 +46,13 @@ from badcjobs.run_toml import FrozenRun
 from badcjobs.seams import Clock
 from badcjobs.store import read_model
 from badcjobs.store.atomic_write import fresh_file
-from badcjobs.store.connect import grouped, is_job_database, reading
+from badcjobs.store.connect import grouped, is_job_database, reading, with_logs
 from badcjobs.store.merge import MergeOrder, MergeOutcome, Removal, merge, remove_merged_files
 from badcjobs.store.publish import TEXT_FORMS, load_readings
 from badcjobs.store.read_job import read_job
 from badcjobs.store.read_model import JobFacts
 from badcjobs.store.read_tasks import read_chart_data
-from badcjobs.store.source_files import LEFTOVERS, NoTaskDatabases
+from badcjobs.store.source_files import NoTaskDatabases
 from badcjobs.store.submission_record import find_cut_short, find_unbegun, rows_in
 from badcjobs.words import plain
 
@@ -193,8 +193,8 @@ def _open_job(path: Path, clock: Clock) -> Iterator[_OpenedJob]:
             alone = alone.with_suffix(".sqlite")
             load_readings(database, alone)
         else:
-            for ending in ("", *LEFTOVERS):
-                alone.with_name(alone.name + ending).symlink_to(f"{database.absolute()}{ending}")
+            for file in with_logs(database):
+                alone.with_name(file.name).symlink_to(file.absolute())
         target = alone.with_name(f"{alone.name}.job")
         merge(MergeOrder([alone], target), clock)
         yield _OpenedJob(target, database.name, str(database.absolute()))

@@ -52,9 +52,17 @@ def make_spans(from_ms: int, to_ms: int, tries: Sequence[Try], lives: Sequence[L
     in_progress = set[int]()
     at_ms = from_ms
     # In order of time; ends come before starts of the same moment.
-    for when_ms, more, state_at, attempt_id in [*sorted(events, key=lambda event: event[:2]), (to_ms, 0, "", None)]:
+    for when_ms, more, state_at, attempt_id in [
+        *sorted(events, key=lambda event: event[:2]),
+        (to_ms, 0, "", None),
+    ]:
         if when_ms > at_ms:
-            yield Span(at_ms, when_ms, next((s for s in STATES if present[s]), "idle"), tuple(sorted(in_progress)))
+            yield Span(
+                at_ms,
+                when_ms,
+                next((s for s in STATES if present[s]), "idle"),
+                tuple(sorted(in_progress)),
+            )
             at_ms = when_ms
         present[state_at] += more
         if attempt_id is not None:

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 from badcjobs.errors import BadInput
@@ -27,8 +28,8 @@ _BLOCK_BYTES = 1 << 20
 
 def count_tables(db: sqlite3.Connection) -> dict[str, int]:
     """Return how many rows each table has."""
-    tables = [table.name for table in TABLES if table.name != "meta"]
-    return {name: read_value(db, f"SELECT count(*) FROM {name}") for name in tables}
+    tables = [table for table in TABLES if table != "meta"]
+    return {table: read_value(db, f"SELECT count(*) FROM {table}") for table in tables}
 
 
 def write_row_counts(db: sqlite3.Connection) -> None:
@@ -151,6 +152,13 @@ def move_into_place(local: Path, target: Path) -> None:
 def unfinished_name(target: Path, pid: str = "") -> Path:
     """Return the temporary name under which a process of this machine, usually this one, writes a file."""
     return target.with_name(f".{target.name}.{os.uname().nodename}.{pid or os.getpid()}.tmp")
+
+
+@contextmanager
+def scratch_folder(target: Path, place: Path | None = None) -> Iterator[Path]:
+    """Give a temporary folder, beside the target or elsewhere, that ``remove_unfinished`` knows."""
+    with TemporaryDirectory(prefix=f".{target.name}.", suffix=".tmp", dir=place or target.parent) as folder:
+        yield Path(folder)
 
 
 def try_to_write(target: Path) -> None:

@@ -9,14 +9,14 @@ import logging
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime, timezone
+from dataclasses import dataclass, replace
 
 from badcjobs.errors import BadcjobsError, ExitCode
 from badcjobs.locks import Held, Holder, Lease
 from badcjobs.model import TaskKey
 from badcjobs.paths import RunFolder, shell_line
 from badcjobs.seams import Clock
+from badcjobs.words import moment
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,14 @@ class Claim(Lease):
 
     takeover_level = logging.WARNING
 
-    def __init__(self, out: RunFolder, part: Part, me: Holder, clock: Clock, while_waiting: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        out: RunFolder,
+        part: Part,
+        me: Holder,
+        clock: Clock,
+        while_waiting: Callable[[], None],
+    ) -> None:
         super().__init__(out.tasks, part.name, me, clock, while_waiting)
         self.replaced: set[str] = set()  # earlier attempts of this task, which may still run
         self._out = out
@@ -95,7 +102,7 @@ class Claim(Lease):
         key = TaskKey.parse(holder.name)
         assert key is not None and self._key is not None
         mine = self._key
-        is_same = (key.job_id, key.array_index, key.procid) == (mine.job_id, mine.array_index, mine.procid)
+        is_same = replace(key, restart=mine.restart, node=mine.node) == mine
         if not is_same or holder.restart >= self._restart:
             return False
         self.replaced.add(holder.name)
@@ -118,14 +125,10 @@ class Claim(Lease):
             assert key is not None
             name = self.describe(holder)
             where = f"job {key.job_id}, array index {key.array_index}, node {key.node}"
-            why = f"{where}, since {_iso(holder.since_ms)}, last heartbeat {_iso(holder.beat_at_ms)}; {why}"
+            why = f"{where}, since {moment(holder.since_ms)}, last heartbeat {moment(holder.beat_at_ms)}; {why}"
         line = "" if part.line == "all" else f" of line {int(part.line) + 1}"
         return PartTaken(
             f"{name} works on shard {part.index}/{part.count}{line} of this source in {self._out.path}",
             why=why,
             fix=f"{shell_line('badcjobs', 'monitor', self._out.path)}   (run again when that task has ended)",
         )
-
-
-def _iso(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from badcjobs.errors import BadcjobsError, DatabaseProblem
-from badcjobs.store.schema import APPLICATION_ID, SCHEMA_VERSION, ddl_script
+from badcjobs.store.schema import APPLICATION_ID, SCHEMA_VERSION, TABLES, ddl_script
 from badcjobs.version import __version__
 
 if TYPE_CHECKING:
@@ -26,10 +26,28 @@ if TYPE_CHECKING:
 _MOUNTINFO = Path("/proc/self/mountinfo")
 UNKNOWN = "unknown"
 
-LOCAL = frozenset({
-    "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "nilfs2", "overlay", "ramfs", "reiserfs", "rootfs",
-    "tmpfs", "ufs", "vfat", "xfs", "zfs", "fuse.fuse-overlayfs",
-})  # fmt: skip
+LOCAL = frozenset(
+    {
+        "bcachefs",
+        "btrfs",
+        "ext2",
+        "ext3",
+        "ext4",
+        "f2fs",
+        "jfs",
+        "nilfs2",
+        "overlay",
+        "ramfs",
+        "reiserfs",
+        "rootfs",
+        "tmpfs",
+        "ufs",
+        "vfat",
+        "xfs",
+        "zfs",
+        "fuse.fuse-overlayfs",
+    }
+)
 
 
 class Filesystem(NamedTuple):
@@ -119,9 +137,24 @@ def unshared_uri(path: Path) -> str:
     return file_uri(path, "vfs=unix-none")
 
 
+def create_scratch(path: Path) -> sqlite3.Connection:
+    """Create a task database for which durability does not matter."""
+    db = open_uri(unshared_uri(path))
+    db.execute("PRAGMA journal_mode = MEMORY")
+    db.execute("PRAGMA synchronous = OFF")
+    create_tables(db)
+    return db
+
+
+def with_logs(path: Path) -> list[Path]:
+    """Return a database and the log or journal that a writer has left beside it."""
+    beside = [path.with_name(f"{path.name}{ending}") for ending in ("-wal", "-journal")]
+    return [path, *(log for log in beside if log.exists() and log.stat().st_size > 0)]
+
+
 def create_tables(connection: sqlite3.Connection) -> None:
     """Create every table of a task database, in one transaction."""
-    connection.executescript(ddl_script())
+    connection.executescript(ddl_script(table.ddl() for table in TABLES.values()))
 
 
 _PLAIN_TABLE = re.compile(r"CREATE TABLE\b(?!.*\b(AS|CHECK)\b).*", re.IGNORECASE | re.DOTALL)
@@ -149,16 +182,16 @@ def as_sqlite_utils(connection: sqlite3.Connection) -> Database:
 
 
 @contextmanager
-def transaction(db: sqlite3.Connection, begin: str = "BEGIN") -> Iterator[None]:
-    """Commit all that the block writes, or roll it back; inside another transaction, use a savepoint."""
-    inside = db.in_transaction
-    db.execute("SAVEPOINT part" if inside else begin)
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Commit all that the block writes, or roll it back; inside another transaction, only the block's part of it."""
+    db.execute("SAVEPOINT part")  # the outermost one begins and commits a transaction
     try:
         yield
-        db.execute("RELEASE part" if inside else "COMMIT")
+        db.execute("RELEASE part")
     except BaseException:
         if db.in_transaction:  # after a full disk SQLite has rolled back already
-            db.execute("ROLLBACK TO part" if inside else "ROLLBACK")
+            db.execute("ROLLBACK TO part")
+            db.execute("RELEASE part")
         raise
 
 

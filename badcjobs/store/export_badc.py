@@ -68,7 +68,8 @@ def chunk_file(recording_id: str, chunk_id: str, suffix: str = ".json") -> Path:
 
 _FINISHED = "c.status IN ('done', 'failed', 'poison')"  # BADC does not list other chunks
 _DETECTIONS = """
-    SELECT recording_id, chunk_id, start_ms AS timestamp_ms, end_ms, label, label AS label_code, label_name,
+    SELECT recording_id, chunk_id, start_ms AS timestamp_ms, end_ms,
+           label, label AS label_code, label_name,
            score AS confidence
     FROM detection WHERE {condition} ORDER BY recording_id, chunk_id, start_ms, end_ms, label"""
 
@@ -87,7 +88,8 @@ def write_chunks(db: sqlite3.Connection, folder: Path, wanted: DetectionFilter, 
     groups = groupby(detected, key=_key)
     key, group = next(groups, (None, iter(())))
     chunks = f"""
-        SELECT c.recording_id, c.chunk_id, c.source_path, c.start_ms, c.end_ms, c.status, c.error_class, c.error,
+        SELECT c.recording_id, c.chunk_id, c.source_path, c.start_ms,
+               c.end_ms, c.status, c.error_class, c.error,
                t.engine
         FROM chunk c LEFT JOIN task t USING (task_id) WHERE {_FINISHED} ORDER BY c.recording_id, c.chunk_id"""
     written = 0
@@ -116,11 +118,14 @@ def _named_rows(db: sqlite3.Connection, sql: str, values: Sequence[str] = ()) ->
 
 def _document(chunk: sqlite3.Row, detections: list[dict[str, object]]) -> dict[str, object]:
     done = chunk["status"] == "done"
+    status = "failed"
+    if done:
+        status = "ok" if detections else "no_detections"
     document = {
         "chunk_id": chunk["chunk_id"],
         "recording_id": chunk["recording_id"],
         "source_path": chunk["source_path"],
-        "status": "failed" if not done else "ok" if detections else "no_detections",
+        "status": status,
         "detections": detections if done else [],
         "chunk": {
             "start_ms": chunk["start_ms"],
@@ -147,17 +152,23 @@ _SIDES = {
 }
 
 _EVENTS = """
-    SELECT {at} AS at_ms, {end} AS is_end, a.task_id AS task_id, a.attempt_id AS attempt_id,
-           a.recording_id, a.chunk_id, a.try_number, a.started_at_ms, a.ended_at_ms, a.outcome, a.error_class, a.error,
-           a.device_id, d.device_index, d.name AS device_name, d.memory_total_bytes, t.engine
-    FROM attempt a LEFT JOIN device d USING (device_id) LEFT JOIN task t ON t.task_id = a.task_id
+    SELECT {at} AS at_ms, {end} AS is_end, a.task_id AS task_id,
+           a.attempt_id AS attempt_id,
+           a.recording_id, a.chunk_id, a.try_number, a.started_at_ms,
+           a.ended_at_ms, a.outcome, a.error_class, a.error,
+           a.device_id, d.device_index, d.name AS device_name,
+           d.memory_total_bytes, t.engine
+    FROM attempt a LEFT JOIN device d USING (device_id)
+    LEFT JOIN task t ON t.task_id = a.task_id
     WHERE {where}"""
 _SAMPLES_BY_TIME = """
     CREATE TEMP TABLE sample_by_time (
-        task_id, device_id, at_ms, utilization_percent, memory_used_bytes, PRIMARY KEY (task_id, device_id, at_ms)
+        task_id, device_id, at_ms, utilization_percent,
+        memory_used_bytes, PRIMARY KEY (task_id, device_id, at_ms)
     ) WITHOUT ROWID;
     INSERT OR IGNORE INTO sample_by_time
-    SELECT task_id, device_id, at_ms, utilization_percent, memory_used_bytes FROM sample
+    SELECT task_id, device_id, at_ms, utilization_percent,
+           memory_used_bytes FROM sample
     ORDER BY task_id, device_id, at_ms"""
 
 
@@ -182,11 +193,21 @@ def write_telemetry(db: sqlite3.Connection, folder: Path, target: Path, progress
 
 def _line(db: sqlite3.Connection, table: str, event: sqlite3.Row, folder: Path) -> dict[str, object]:
     ended = bool(event["is_end"])
-    details = {"attempt": event["try_number"], "recording_id": event["recording_id"], "runner": event["engine"]}
+    details = {
+        "attempt": event["try_number"],
+        "recording_id": event["recording_id"],
+        "runner": event["engine"],
+    }
+    status = "start"
     if ended and event["outcome"] == "done":
+        status = "success"
         details["output"] = str(folder / chunk_file(event["recording_id"], event["chunk_id"]))
     elif ended:
-        details |= {"error_class": event["error_class"], "stderr": (event["error"] or "")[-_ERROR_CHARACTERS:]}
+        status = "failure"
+        details |= {
+            "error_class": event["error_class"],
+            "stderr": (event["error"] or "")[-_ERROR_CHARACTERS:],
+        }
     details["gpu_metrics"] = {
         "before": _metrics_at(db, table, event, "started_at_ms"),
         "after": _metrics_at(db, table, event, "ended_at_ms") if ended else None,
@@ -195,7 +216,7 @@ def _line(db: sqlite3.Connection, table: str, event: sqlite3.Row, folder: Path) 
         "chunk_id": event["chunk_id"],
         "gpu_index": event["device_index"],
         "gpu_name": event["device_name"],
-        "status": "start" if not ended else "success" if event["outcome"] == "done" else "failure",
+        "status": status,
         "timestamp": _iso(event["at_ms"]),
         "finished_at": _iso(event["ended_at_ms"]) if ended else None,
         "runtime_s": (event["ended_at_ms"] - event["started_at_ms"]) / 1000 if ended else None,
@@ -244,7 +265,8 @@ def write_resume_summary(db: sqlite3.Connection, folder: Path, telemetry: Path) 
     target = telemetry.with_name(telemetry.name + ".summary")
     counts = db.execute(
         f"""SELECT {_WORKER} AS worker, sum(c.status = 'done'), sum(c.status != 'done'),
-                   sum((c.status = 'done') * max(c.attempts - 1, 0)), sum((c.status != 'done') * max(c.attempts - 1, 0))
+                   sum((c.status = 'done') * max(c.attempts - 1, 0)),
+                   sum((c.status != 'done') * max(c.attempts - 1, 0))
             FROM {_CHUNKS} WHERE {_FINISHED} GROUP BY worker ORDER BY worker"""
     )
     names = ("success", "failure", "retries", "failed_retries")
@@ -260,14 +282,17 @@ def write_resume_summary(db: sqlite3.Connection, folder: Path, telemetry: Path) 
         for written, (chunk_id, rows) in enumerate(groupby(chunks, key=itemgetter(0)), 1):
             (_, recording_id, status, attempts, error, worker), *same_id = rows
             hidden += len(same_id)
+            state = {"status": "failure", "attempts": attempts, "error": error}
             if status == "done":
-                output = str(folder / chunk_file(recording_id, chunk_id))
-                state = {"status": "success", "attempts": attempts, "retries": max(attempts - 1, 0), "output": output}
-            else:
-                state = {"status": "failure", "attempts": attempts, "error": error}
+                output = folder / chunk_file(recording_id, chunk_id)
+                state |= {"status": "success", "retries": max(attempts - 1, 0), "output": str(output)}
+                del state["error"]
             state |= {"worker": worker, "recording_id": recording_id}
             text.write(f"{',' if written > 1 else ''}\n{json.dumps(chunk_id)}: {json.dumps(state)}")
         text.write("\n}}\n")
     if hidden:
-        log.warning("BADC would analyse chunks again whose id is that of another recording's chunk: %d", hidden)
+        log.warning(
+            "BADC would analyse chunks again whose id is that of another recording's chunk: %d",
+            hidden,
+        )
     return target, written

@@ -29,7 +29,15 @@ Species, Confidence, File Offset (s), Low Freq (Hz), High Freq (Hz), Begin File,
 # the band of HawkEars' spectrograms
 _LOW_HZ = 200.0
 _HIGH_HZ = 13_000.0
-_NO_SPECIES = {"canine", "insects", "noise", "other", "speech", "squirrel"}  # classes that HawkEars' program hides
+# Classes that HawkEars' program hides.
+_NO_SPECIES = {
+    "canine",
+    "insects",
+    "noise",
+    "other",
+    "speech",
+    "squirrel",
+}
 
 
 SpeciesNames = tuple[str, ...]  # common name, scientific name, code, eBird code: as in Raven's table
@@ -55,7 +63,18 @@ def _audacity_row(number: int, row: Label) -> tuple[object, ...]:
 def _raven_row(number: int, row: Label) -> tuple[object, ...]:
     high_hz = min(_HIGH_HZ, row.sample_rate_hz / 2) if row.sample_rate_hz else _HIGH_HZ
     where = (f"{_LOW_HZ:.4f}", f"{high_hz:.4f}", posixpath.basename(row.audio_path), row.audio_path)
-    return number, "Spectrogram 1", 1, row.start, row.end, *row.species, row.label, row.score, row.start, *where
+    return (
+        number,
+        "Spectrogram 1",
+        1,
+        row.start,
+        row.end,
+        *row.species,
+        row.label,
+        row.score,
+        row.start,
+        *where,
+    )
 
 
 class LabelForm(NamedTuple):
@@ -128,8 +147,10 @@ class LabelWriter:
         rows = self._db.execute(
             f"""SELECT n.name, v.label, v.start_ms / 1000.0, v.end_ms / 1000.0, v.score, v.label_name, n.audio_path,
                        n.sample_rate_hz
-                FROM {view} v LEFT JOIN {_NAMED} n USING (recording_id) WHERE {self._wanted.condition}
-                UNION ALL SELECT name, '', 0, 0, NULL, NULL, NULL, NULL FROM {_NAMED}
+                FROM {view} v LEFT JOIN {_NAMED} n USING (recording_id)
+                WHERE {self._wanted.condition}
+                UNION ALL SELECT name, '', 0, 0, NULL, NULL, NULL, NULL
+                FROM {_NAMED}
                 ORDER BY 1, 2, 3, 4, 5""",
             self._wanted.values,
         )
@@ -186,9 +207,12 @@ class LabelWriter:
 
 # A recording has an audio file unless its chunks are separate files: then it has only its id.
 _RECORDINGS = """
-    SELECT c.recording_id, min(c.source_path), max(c.audio_path), max(c.status = 'done'), max(r.sample_rate_hz),
-           min(c.source_path) = max(c.source_path) AND min(c.is_cut OR c.start_ms = 0)
-    FROM chunk c LEFT JOIN recording r USING (recording_id) GROUP BY c.recording_id
+    SELECT c.recording_id, min(c.source_path), max(c.audio_path),
+           max(c.status = 'done'), max(r.sample_rate_hz),
+           min(c.source_path) = max(c.source_path)
+           AND min(c.is_cut OR c.start_ms = 0)
+    FROM chunk c LEFT JOIN recording r USING (recording_id)
+    GROUP BY c.recording_id
     UNION ALL SELECT recording_id, source_path, '', 0, NULL, 1 FROM recording WHERE left_out IS NOT NULL"""
 
 
@@ -218,7 +242,10 @@ def _name_recordings(db: sqlite3.Connection, *, follows_links: bool) -> None:
             continue
         if has_file:
             roots.add(_find_root(audio_path, source_path))
-        db.execute(f"INSERT INTO {_NAMED} VALUES (?, ?, ?, ?, ?)", (recording_id, name, path, audio_path, rate_hz))
+        db.execute(
+            f"INSERT INTO {_NAMED} VALUES (?, ?, ?, ?, ?)",
+            (recording_id, name, path, audio_path, rate_hz),
+        )
     if needs_paths:
         root = posixpath.commonpath(roots).rstrip("/") if roots else ""
         begin = "CASE path WHEN audio_path THEN ? ELSE 1 END"

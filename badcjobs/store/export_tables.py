@@ -23,11 +23,16 @@ from typing import Any, BinaryIO, TextIO
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import NameGaps, RecordingName
 from badcjobs.paths import shell_line
-from badcjobs.store.connect import as_sqlite_utils, reading
+from badcjobs.store.connect import as_sqlite_utils, reading, with_logs
 from badcjobs.store.task_writer import count_gaps
 
 Row = tuple[object, ...]
-_STORED = ("INTEGER", "REAL", "TEXT")  # the types that tables declare; a view may have columns without a type
+# The types that tables declare; a view may have columns without a type.
+_STORED = (
+    "INTEGER",
+    "REAL",
+    "TEXT",
+)
 
 
 def in_batches(cursor: sqlite3.Cursor, form: str) -> Iterator[list[Row]]:
@@ -45,11 +50,8 @@ def open_for_export(path: Path) -> Iterator[sqlite3.Connection]:
     run = shell_line(path.parent.parent if path.parent.name == "tasks" else path.parent)
     again = f"badcjobs merge {run} && badcjobs export {run} …"
     with reading(path, lambda why: "pip install --upgrade badcjobs" if why.startswith("schema ") else again) as db:
-        for beside in (path.with_name(path.name + ending) for ending in ("-wal", "-journal")):
-            if beside.exists() and beside.stat().st_size:
-                raise sqlite3.DatabaseError(
-                    f"{beside.name} exists: the file is being written, or its writer was killed"
-                )
+        for beside in with_logs(path)[1:]:
+            raise sqlite3.DatabaseError(f"{beside.name} exists: the file is being written, or its writer was killed")
         yield db
 
 
@@ -164,13 +166,13 @@ class JobDetections:
                     recorded_on, location_name
                 ) WITHOUT ROWID"""
         )
-        paths = self._db.execute(_PATHS)
-        rows = (
-            (r, s, n.study_area, n.location, n.recorded_at, n.pattern, *given)
-            for r, s, a, *given in paths
-            for n in [name_of(r, s, a)]
-        )
-        self._db.executemany(f"INSERT INTO {_RENAMED} VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+        for recording_id, source_path, audio_path, *given in self._db.execute(_PATHS):
+            name = name_of(recording_id, source_path, audio_path)
+            facts = (name.study_area, name.location, name.recorded_at, name.pattern)
+            self._db.execute(
+                f"INSERT INTO {_RENAMED} VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                (recording_id, source_path, *facts, *given),
+            )
         self._recordings = _RENAMED
 
     def gaps(self) -> NameGaps:
@@ -184,12 +186,12 @@ class JobDetections:
 
     def batches(self, form: str) -> Iterator[tuple[str | None, Sequence[Row]]]:
         """Yield the rows in order, in batches; each batch belongs to one study area, which comes with it."""
-        path = "n" if self._recordings == _RENAMED else "v"
         cursor = self._db.execute(
-            f"""SELECT {path}.study_area, coalesce({path}.location, n.location_name), {path}.recorded_at,
+            f"""SELECT n.study_area, coalesce(n.location, n.location_name), n.recorded_at,
                        v.start_ms / 1000.0, v.end_ms / 1000.0, v.label, v.label_name, v.score, v.recording_id,
-                       v.chunk_id, coalesce(n.recorded_on, substr({path}.recorded_at, 1, 10))
-                FROM {VIEW} v LEFT JOIN {self._recordings} n USING (recording_id) WHERE {self._wanted.condition}
+                       v.chunk_id, coalesce(n.recorded_on, substr(n.recorded_at, 1, 10))
+                FROM {VIEW} v LEFT JOIN {self._recordings} n USING (recording_id)
+                WHERE {self._wanted.condition}
                 ORDER BY 1, 2, 3, v.recording_id, v.start_ms, v.end_ms, v.label, v.score, v.chunk_id""",
             self._wanted.values,
         )
@@ -235,9 +237,8 @@ def rows_written_to(out: BinaryIO, form: str, types: Mapping[str, str]) -> Itera
         with parquet.ParquetWriter(out, schema, compression="zstd") as group_writer:
 
             def write_group(rows: Iterable[Sequence[object]]) -> None:
-                columns = zip(schema.types, zip(*rows, strict=True), strict=True)
-                arrays = [arrow.array(values, kind) for kind, values in columns]
-                group_writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))
+                columns = dict(zip(types, zip(*rows, strict=True), strict=True))
+                group_writer.write_table(arrow.Table.from_pydict(columns, schema=schema))
 
             yield write_group
         return

@@ -23,10 +23,11 @@ _SHORTEST_STRETCH_MS = 1000
 UNDER_WAY = "(a.outcome IS NULL AND t.verdict IS NULL AND t.ended_at_ms IS NULL AND w.ended_at_ms IS NULL)"
 
 GAUGES = tuple(metric for metric in METRICS if metric not in COUNTERS)
-_OVER_TIME = ("power_w", "busy_percent", "utilization_percent")
+_COLUMNS = ("energy_j", *GAUGES)
+_OVER_TIME = ("energy_j", "power_w", "busy_percent", "utilization_percent")
 _BLOCK_ROWS = 20_000
 _SAMPLES = f"""
-    SELECT at_ms, energy_j, {", ".join(GAUGES)} FROM sample
+    SELECT at_ms, {", ".join(_COLUMNS)} FROM sample
     WHERE task_id = ? AND device_id = ? ORDER BY at_ms"""
 
 
@@ -61,14 +62,18 @@ def write_figures(db: sqlite3.Connection, task_id: int) -> None:
 
 # A try or a worker without an end gets the end of its task, which is the first parameter.
 _TRIES = f"""
-    SELECT a.attempt_id, a.started_at_ms, coalesce(a.ended_at_ms, w.ended_at_ms, ?),
+    SELECT a.attempt_id, a.started_at_ms,
+           coalesce(a.ended_at_ms, w.ended_at_ms, ?),
            CASE WHEN a.outcome = 'done' OR {UNDER_WAY} THEN 'working'
                 WHEN a.outcome = 'failed' THEN 'failed' ELSE 'lost' END
-    FROM attempt a JOIN task t USING (task_id) LEFT JOIN worker w USING (worker_id)
+    FROM attempt a JOIN task t USING (task_id)
+    LEFT JOIN worker w USING (worker_id)
     WHERE a.task_id = ? AND a.device_id = ?"""
 _LIVES = """
-    SELECT w.started_at_ms, min(a.started_at_ms), coalesce(w.ended_at_ms, ?)
-    FROM worker w LEFT JOIN attempt a ON a.task_id = w.task_id AND a.worker_id = w.worker_id
+    SELECT w.started_at_ms, min(a.started_at_ms),
+           coalesce(w.ended_at_ms, ?)
+    FROM worker w LEFT JOIN attempt a ON a.task_id = w.task_id
+        AND a.worker_id = w.worker_id
     WHERE w.task_id = ? AND w.device_id = ? GROUP BY w.worker_id"""
 
 
@@ -78,37 +83,31 @@ def _write_totals(db: sqlite3.Connection, task_id: int, device_id: int) -> tuple
     Without a better metric, busy is the plain utilization. The samples are read block by block.
     """
     counts: dict[str, Counter[Any]] = {metric: Counter() for metric in GAUGES}
-    counter = []  # readings of the energy counter
     points: dict[str, list[tuple[int, float | None]]] = {name: [] for name in _OVER_TIME}
-    samples = 0
-    first_ms = None
-    last_ms = None
     cursor = db.execute(_SAMPLES, (task_id, device_id))
     while rows := cursor.fetchmany(_BLOCK_ROWS):
-        times, joules, *gauges = zip(*rows, strict=True)
-        samples += len(rows)
-        first_ms = first_ms or times[0]
-        last_ms = times[-1]
-        counter += [(at_ms, value) for at_ms, value in zip(times, joules, strict=True) if value is not None]
-        for metric, values in zip(GAUGES, gauges, strict=True):
-            counts[metric].update(values)
+        times, *columns = zip(*rows, strict=True)
+        for metric, values in zip(_COLUMNS, columns, strict=True):
+            if metric in counts:
+                counts[metric].update(values)
             if metric in points:
                 points[metric] += zip(times, values, strict=True)
     for metric in counts:
         del counts[metric][None]  # readings without a value
     energy = Cumulated(accounting.power_steps(points["power_w"], LONGEST_STEP_MS))
     busy_metric = "busy_percent" if counts["busy_percent"] else "utilization_percent"
-    counted = (None, None)
+    counted: tuple[float | None, float | None] = (None, None)
+    counter = [(at_ms, joules) for at_ms, joules in points["energy_j"] if joules is not None]
     if counter:
-        from_ms, from_j = counter[0]
-        to_ms, to_j = counter[-1]
-        fallen_j = sum(max(0.0, before[1] - after[1]) for before, after in pairwise(counter))  # it began again from 0
-        counted = (to_j - from_j + fallen_j, (to_ms - from_ms) / 1000)
-    total = (device_id, task_id, samples, first_ms, last_ms, *counted, energy.total)
-    db.execute(insert_sql("device_total"), total)
-    figures = [
-        (task_id, device_id, metric, *distribution(of_values)) for metric, of_values in counts.items() if of_values
-    ]
+        joules = sum(max(0.0, after - before) for (_, before), (_, after) in pairwise(counter))  # it may restart from 0
+        counted = (joules, (counter[-1][0] - counter[0][0]) / 1000)
+    times_ms = [at_ms for at_ms, _ in points["energy_j"]]
+    span = (min(times_ms, default=None), max(times_ms, default=None))
+    db.execute(
+        insert_sql("device_total"),
+        (device_id, task_id, len(times_ms), *span, *counted, energy.total),
+    )
+    figures = [(task_id, device_id, metric, *distribution(counts[metric])) for metric in GAUGES if counts[metric]]
     db.executemany(insert_sql("metric_summary"), figures)
     utilization = sorted(counts["utilization_percent"].items())
     db.executemany(insert_sql("utilization_count"), [(task_id, device_id, *pair) for pair in utilization])
@@ -124,15 +123,19 @@ def _write_stretches(db: sqlite3.Connection, task_id: int, device_id: int, spans
     width_ms = max(_SHORTEST_STRETCH_MS, seconds_each * 1000)
     seconds = accounting.state_seconds(spans, from_ms, width_ms)
     figures = ", ".join(f"min({name}), avg({name}), max({name})" for name in CHARTED)
-    measured = {
-        row[0]: row[1:]
-        for row in db.execute(
-            f"""SELECT (at_ms - :from_ms) / :width AS number, count(*), {figures} FROM sample
-                WHERE task_id = :task AND device_id = :device AND at_ms >= :from_ms AND at_ms < :to_ms GROUP BY 1""",
-            {"from_ms": from_ms, "to_ms": to_ms, "width": width_ms, "task": task_id, "device": device_id},
-        )
+    place = {
+        "from_ms": from_ms,
+        "to_ms": to_ms,
+        "width": width_ms,
+        "task": task_id,
+        "device": device_id,
     }
-    nothing = (0, *[None] * (3 * len(CHARTED)))
+    measured_sql = f"""
+        SELECT (at_ms - :from_ms) / :width, count(*), {figures} FROM sample
+        WHERE task_id = :task AND device_id = :device
+            AND at_ms >= :from_ms AND at_ms < :to_ms GROUP BY 1"""
+    measured = {number: row for number, *row in db.execute(measured_sql, place)}
+    nothing = [0, *[None] * (3 * len(CHARTED))]
     sql = insert_sql("device_stretch")
     for number, states in sorted(seconds.items()):
         begin_ms = from_ms + number * width_ms
@@ -144,8 +147,10 @@ def _write_stretches(db: sqlite3.Connection, task_id: int, device_id: int, spans
 # One sample may show several reasons.
 _BITS = ", ".join(f"({bit}, '{reason}')" for bit, reason in THROTTLE_BITS.items())
 _THROTTLING = f"""
-    INSERT INTO throttle_count SELECT :task, device_id, column2, sum(many) FROM (
-        SELECT device_id, throttle_reasons AS mask, count(*) AS many FROM sample
+    INSERT INTO throttle_count
+    SELECT :task, device_id, column2, sum(many) FROM (
+        SELECT device_id, throttle_reasons AS mask, count(*) AS many
+        FROM sample
         WHERE task_id = :task AND throttle_reasons > 0 GROUP BY 1, 2)
     JOIN (VALUES {_BITS}) ON mask & column1 GROUP BY device_id, column2"""
 # Means are over the time in which chunks were processed, without start-up and end. The readings are not evenly spaced;
@@ -157,11 +162,15 @@ _SPACED = """(SELECT *, at_ms - lag(at_ms) OVER (ORDER BY at_ms) AS span_ms
 _TASK_TOTAL = f"""
     INSERT INTO task_total SELECT :task,
         (SELECT count(*) FROM usage_sample WHERE task_id = :task),
-        (SELECT sum(cpu_cores * span_ms) / sum(span_ms) FROM {_SPACED} WHERE cpu_cores IS NOT NULL AND {_AT_WORK}),
-        (SELECT max(memory_bytes) FROM usage_sample WHERE task_id = :task),
-        (SELECT sum(read_bytes_per_s * span_ms) / sum(span_ms) FROM {_SPACED}
+        (SELECT sum(cpu_cores * span_ms) / sum(span_ms) FROM {_SPACED}
+            WHERE cpu_cores IS NOT NULL AND {_AT_WORK}),
+        (SELECT max(memory_bytes) FROM usage_sample
+            WHERE task_id = :task),
+        (SELECT sum(read_bytes_per_s * span_ms) / sum(span_ms)
+            FROM {_SPACED}
          WHERE read_bytes_per_s IS NOT NULL AND {_AT_WORK}),
-        (SELECT avg(cpu_percent) FROM host_sample WHERE task_id = :task AND {_AT_WORK}),
+        (SELECT avg(cpu_percent) FROM host_sample
+            WHERE task_id = :task AND {_AT_WORK}),
         (SELECT max(memory_used_bytes) FROM host_sample WHERE task_id = :task)"""
 
 

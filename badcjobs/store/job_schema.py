@@ -3,48 +3,38 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from badcjobs.store.connect import as_sqlite_utils, file_uri, open_uri
-from badcjobs.store.schema import LAST_SIGN, TABLE_BY_NAME, TABLES, Column, TableDef, ddl_script, define_table
+from badcjobs.store.schema import CHUNK, LAST_SIGN, OF_A_CHUNK, SOUND, TABLES, TableDef, ddl_script
 from badcjobs.version import __version__
 
 
-@dataclass(frozen=True, slots=True)
-class ViewDef:
-    """One view, and the meaning of a row; each column's SQL is an expression over ``source``."""
+class ViewDef(NamedTuple):
+    """One view, and the meaning of a row; ``columns`` maps ``expression AS name`` to the meaning of the column."""
 
     name: str
     help: str
-    columns: tuple[Column, ...]
-    source: str
+    columns: Mapping[str, str]
+    source: str = ""
+
+    @property
+    def meanings(self) -> dict[str, str]:
+        """The meaning of each column, by its name."""
+        return {definition.rpartition(" AS ")[2]: meaning for definition, meaning in self.columns.items()}
 
     def select(self) -> str:
         """Return its SELECT statement."""
-        lines = [f"    {column.sql} AS {column.name}" for column in self.columns]
-        tail = f"\n{self.source}" if self.source else ""
-        return "SELECT\n" + ",\n".join(lines) + tail
+        columns = ",\n    ".join(self.columns)
+        return f"SELECT\n    {columns}\n{self.source}"
 
 
-def define_view(name: str, meaning: str, *columns: Column, source: str = "") -> ViewDef:
-    """Return a view with these columns."""
-    return ViewDef(name, meaning, columns, source)
-
-
-def _from(table: str, alias: str, *names: str) -> tuple[Column, ...]:
+def _from(table: str, alias: str, *names: str) -> dict[str, str]:
     """Return columns of a table, with their meaning there."""
-    by_name = {column.name: column for column in TABLE_BY_NAME[table].columns}
-    return tuple(Column(name, f"{alias}.{name}", by_name[name].help) for name in names)
-
-
-def _chunks(which: str) -> str:
-    return f"(SELECT count(*) FROM chunk c WHERE c.task_id = t.task_id AND c.status {which})"
-
-
-def _of_job(total: str, which: str) -> str:
-    return f"(SELECT {total} FROM chunk WHERE status {which})"
+    meanings = TABLES[table].meanings
+    return {f"{alias}.{name} AS {name}": meanings[name] for name in names}
 
 
 def _metric(alias: str, metric: str) -> str:
@@ -55,79 +45,99 @@ def _metric(alias: str, metric: str) -> str:
 _GAPS = """(SELECT sum(g.to_ms - g.from_ms) / 1000.0 FROM gap g
       WHERE g.task_id = d.task_id AND g.metric IS NULL AND (g.device_id = d.device_id OR g.device_id IS NULL))"""
 
-DEVICE_SUMMARY = define_view(
+_AUDIO_S = """(SELECT sum(c.audio_s) FROM chunk c WHERE c.task_id = t.task_id AND c.status = 'done')
+        - (SELECT total(o.overlap_s) FROM overlap o WHERE o.task_id = t.task_id)"""
+_AUDIO_OF_JOB_S = """(SELECT sum(audio_s) - (SELECT total(overlap_s) FROM overlap)
+     FROM chunk WHERE status = 'done')"""
+_GPU_S = "(SELECT sum(wall_s * devices) FROM task_summary)"
+_CHUNKS = "SELECT count(*) FROM chunk c WHERE c.task_id = t.task_id AND c.status"
+DEVICE_SUMMARY = ViewDef(
     "device_summary",
     "One row per device of a task attempt: what was measured on it.",
-    *_from("device", "d", "device_id", "task_id", "uuid", "device_index", "name", "memory_total_bytes"),
-    *_from("device", "d", "backend"),
-    Column("samples", "t.samples", "number of samples"),
-    Column("utilization_mean_percent", "u.mean", "mean of utilization_percent"),
-    Column("utilization_p50_percent", "u.p50", "its median, by nearest rank"),
-    Column("utilization_p95_percent", "u.p95", "its 95th percentile, by nearest rank"),
-    Column("utilization_max_percent", "u.maximum", "its maximum"),
-    Column("busy_mean_percent", "b.mean", "mean of busy_percent, the most exact figure; see metric_source"),
-    Column("memory_peak_bytes", "CAST(m.maximum AS INTEGER)", "peak memory in use, by all processes"),
-    Column("temperature_max_c", "CAST(c.maximum AS INTEGER)", "highest temperature"),
-    Column("power_mean_w", "p.mean", "mean power draw"),
-    Column("energy_j", "t.energy_counter_j", "energy by the device's energy counter"),
-    Column("energy_span_s", "t.energy_counter_span_s", "from the first to the last reading of the counter"),
-    Column("energy_integrated_j", "t.energy_integrated_j", "power integrated over the readings"),
-    Column("span_s", "(t.last_at_ms - t.first_at_ms) / 1000.0", "from the first reading to the last"),
-    Column("gap_s", _GAPS, "time without any reading, from `gap`"),
+    {
+        **_from(
+            "device",
+            "d",
+            "device_id",
+            "task_id",
+            "uuid",
+            "device_index",
+            "name",
+            "memory_total_bytes",
+        ),
+        **_from("device", "d", "backend"),
+        "t.samples AS samples": "number of samples",
+        "u.mean AS utilization_mean_percent": "mean of utilization_percent",
+        "u.p50 AS utilization_p50_percent": "its median, by nearest rank",
+        "u.p95 AS utilization_p95_percent": "its 95th percentile, by nearest rank",
+        "u.maximum AS utilization_max_percent": "its maximum",
+        "b.mean AS busy_mean_percent": "mean of busy_percent, the most exact figure; see metric_source",
+        "CAST(m.maximum AS INTEGER) AS memory_peak_bytes": "peak memory in use, by all processes",
+        "CAST(c.maximum AS INTEGER) AS temperature_max_c": "highest temperature",
+        "p.mean AS power_mean_w": "mean power draw",
+        "t.energy_counter_j AS energy_j": "energy by the device's energy counter",
+        "t.energy_counter_span_s AS energy_span_s": "from the first to the last reading of the counter",
+        "t.energy_integrated_j AS energy_integrated_j": "power integrated over the readings",
+        "(t.last_at_ms - t.first_at_ms) / 1000.0 AS span_s": "from the first reading to the last",
+        f"{_GAPS} AS gap_s": "time without any reading, from `gap`",
+    },
     source=f"""FROM device d JOIN device_total t USING (device_id)
         {_metric("u", "utilization_percent")} {_metric("b", "busy_percent")} {_metric("m", "memory_used_bytes")}
         {_metric("c", "temperature_c")} {_metric("p", "power_w")}""",
 )
 VIEWS = (
-    define_view(
+    ViewDef(
         "task_summary",
         "One row per array task attempt: its running time and its chunks by state.",
-        *_from("task", "t", "task_id", "name", "job_id", "array_index", "restart", "node", "shard_count"),
-        *_from("task", "t", "verdict", "exit_code", "telemetry", "devices", "started_at_ms"),
-        Column("last_sign_ms", LAST_SIGN, "when it ended; of a killed or running task, the latest time in its data"),
-        Column("wall_s", f"({LAST_SIGN} - t.started_at_ms) / 1000.0", "from its start to last_sign_ms"),
-        Column("done", _chunks("= 'done'"), "chunks that are done, with the result of this task"),
-        Column("failed", _chunks("IN ('failed', 'poison')"), "the same for failed or poison"),
-        Column("pending", _chunks("= 'pending'"), "the same for not started or not finished"),
-        Column(
-            "audio_s",
-            """(SELECT sum(c.audio_s) FROM chunk c WHERE c.task_id = t.task_id AND c.status = 'done')
-        - (SELECT total(o.overlap_s) FROM overlap o WHERE o.task_id = t.task_id)""",
-            "length of the chunks that are done, without overlaps",
-        ),
-        *_from("task", "t", "slurm_state", "slurm_exit_code"),
+        {
+            **_from(
+                "task",
+                "t",
+                "task_id",
+                "name",
+                "job_id",
+                "array_index",
+                "restart",
+                "node",
+                "shard_count",
+            ),
+            **_from("task", "t", "verdict", "exit_code", "telemetry", "devices", "started_at_ms"),
+            f"{LAST_SIGN} AS last_sign_ms": "when it ended; of a killed or running task, the latest time in its data",
+            f"({LAST_SIGN} - t.started_at_ms) / 1000.0 AS wall_s": "from its start to last_sign_ms",
+            f"({_CHUNKS} = 'done') AS done": "chunks that are done, with the result of this task",
+            f"({_CHUNKS} IN ('failed', 'poison')) AS failed": "the same for failed or poison",
+            f"({_CHUNKS} = 'pending') AS pending": "the same for not started or not finished",
+            f"{_AUDIO_S} AS audio_s": "length of the chunks that are done, without overlaps",
+            **_from("task", "t", "slurm_state", "slurm_exit_code"),
+        },
         source="FROM task t",
     ),
     DEVICE_SUMMARY,
-    define_view(
+    ViewDef(
         "chunk_summary",
         "How many chunks are in each state, and why.",
-        *_from("chunk", "c", "status", "error_class"),
-        Column("chunks", "count(*)", "how many"),
-        Column("audio_s", "sum(c.audio_s)", "their length together, with overlaps"),
-        Column("detections", "sum(c.detections)", "number of detections in them, with overlaps"),
+        {
+            **_from("chunk", "c", "status", "error_class"),
+            "count(*) AS chunks": "how many",
+            "sum(c.audio_s) AS audio_s": "their length together, with overlaps",
+            "sum(c.detections) AS detections": "number of detections in them, with overlaps",
+        },
         source="FROM chunk c GROUP BY c.status, c.error_class",
     ),
-    define_view(
+    ViewDef(
         "job_summary",
         "The complete job in one row.",
-        Column("tasks", "(SELECT count(*) FROM task)", "array task attempts"),
-        Column("chunks", "(SELECT count(*) FROM chunk)", "chunks that the tasks have listed"),
-        Column("done", _of_job("count(*)", "= 'done'"), "chunks done"),
-        Column("failed", _of_job("count(*)", "IN ('failed', 'poison')"), "chunks failed or poison"),
-        Column("pending", _of_job("count(*)", "= 'pending'"), "chunks not started or not finished"),
-        Column("skipped", _of_job("count(*)", "= 'skipped'"), "chunks that were skipped"),
-        Column(
-            "audio_hours",
-            "(SELECT sum(audio_s) - (SELECT total(overlap_s) FROM overlap) FROM chunk WHERE status = 'done') / 3600.0",
-            "length of the chunks done, without overlaps",
-        ),
-        Column(
-            "gpu_hours",
-            "(SELECT sum(wall_s * devices) FROM task_summary) / 3600.0",
-            "for each task, its wall time × the devices granted",
-        ),
-        Column("detections", "(SELECT count(*) FROM recording_detection)", "number of detections, without overlaps"),
+        {
+            "(SELECT count(*) FROM task) AS tasks": "array task attempts",
+            "(SELECT count(*) FROM chunk) AS chunks": "chunks that the tasks have listed",
+            "(SELECT count(*) FROM chunk WHERE status = 'done') AS done": "chunks done",
+            "(SELECT count(*) FROM chunk WHERE status IN ('failed', 'poison')) AS failed": "chunks failed or poison",
+            "(SELECT count(*) FROM chunk WHERE status = 'pending') AS pending": "chunks not started or not finished",
+            "(SELECT count(*) FROM chunk WHERE status = 'skipped') AS skipped": "chunks that were skipped",
+            f"{_AUDIO_OF_JOB_S} / 3600.0 AS audio_hours": "length of the chunks done, without overlaps",
+            f"{_GPU_S} / 3600.0 AS gpu_hours": "for each task, its wall time × the devices granted",
+            "(SELECT count(*) FROM recording_detection) AS detections": "number of detections, without overlaps",
+        },
     ),
 )
 
@@ -147,123 +157,140 @@ ORDERED_BY = {
     "device_stretch": "task_id, device_id, from_ms",
 }
 _CACHE_KIB = 4_000  # a small cache makes appending faster: it fits into the cache of the processor
-SORT_CACHE_KIB = 8_000  # measured: more memory sorts no faster
+_SORT_CACHE_KIB = 8_000  # measured: more memory sorts no faster
 
 _RIVAL = "(recording_id, chunk_id, task_id) REFERENCES rival_chunk (recording_id, chunk_id, task_id)"
 
-_RECORDING_DETECTION = define_table(
+_RECORDING_DETECTION = TableDef(
     "recording_detection",
     "The detections of each recording on its own clock; a detection in two overlapping chunks is there once.",
-    Column("study_area", "TEXT", "recording.study_area"),
-    Column("location", "TEXT", "recording.location"),
-    Column("recorded_at", "TEXT", "recording.recorded_at"),
-    Column("recording_id", "TEXT NOT NULL", "the recording, as in the source"),
-    Column("chunk_id", "TEXT NOT NULL", "the chunk with the detection, or with its start"),
-    Column("task_id", "INTEGER NOT NULL REFERENCES task (task_id)", "the task that analysed that chunk: task.task_id"),
-    Column("start_ms", "INTEGER NOT NULL", "from the recording's start"),
-    Column("end_ms", "INTEGER NOT NULL", "from the recording's start"),
-    *(column for column in TABLE_BY_NAME["detection"].columns if column.name in ("label", "label_name", "score")),
-    parent="(recording_id, chunk_id) REFERENCES chunk (recording_id, chunk_id)",
+    {
+        "study_area TEXT": "recording.study_area",
+        "location TEXT": "recording.location",
+        "recorded_at TEXT": "recording.recorded_at",
+        "recording_id TEXT NOT NULL": "the recording, as in the source",
+        "chunk_id TEXT NOT NULL": "the chunk with the detection, or with its start",
+        "task_id INTEGER NOT NULL REFERENCES task (task_id)": "the task that analysed that chunk: task.task_id",
+        "start_ms INTEGER NOT NULL": "from the recording's start",
+        "end_ms INTEGER NOT NULL": "from the recording's start",
+        **SOUND,
+    },
+    parent=OF_A_CHUNK,
 )
 ADDED_TABLES = (
-    define_table(
+    TableDef(
         "source_file",
         "The files that merge found: one row per file, read or not.",
-        Column("path", "TEXT NOT NULL", "the file, relative to the job database's folder if it is below it"),
-        Column("task_id", "INTEGER REFERENCES task (task_id)", "the task in it; NULL: its rows are not here"),
-        Column("status", "TEXT NOT NULL", "merged, recovered, salvaged, copy, kept or skipped"),
-        Column("reason", "TEXT", "why it was not simply merged"),
-        Column("size_bytes", "INTEGER", "its size when it was read"),
-        Column("mtime_ns", "INTEGER", "its modification time when it was read"),
-        Column("rows", "INTEGER", "number of its rows in this database"),
-        Column("rows_lost", "INTEGER", "number of rows that are lost; NULL: not known"),
-        Column("last_sign_ms", "INTEGER", "the latest time in it"),
-        Column("checksum", "TEXT", "checksum in its seal; NULL: it has no seal"),
+        {
+            "path TEXT NOT NULL": "the file, relative to the job database's folder if it is below it",
+            "task_id INTEGER REFERENCES task (task_id)": "the task in it; NULL: its rows are not here",
+            "status TEXT NOT NULL": "merged, recovered, salvaged, copy, kept or skipped",
+            "reason TEXT": "why it was not simply merged",
+            "size_bytes INTEGER": "its size when it was read",
+            "mtime_ns INTEGER": "its modification time when it was read",
+            "rows INTEGER": "number of its rows in this database",
+            "rows_lost INTEGER": "number of rows that are lost; NULL: not known",
+            "last_sign_ms INTEGER": "the latest time in it",
+            "checksum TEXT": "checksum in its seal; NULL: it has no seal",
+        },
         key="path",
     ),
-    define_table(
+    TableDef(
         "task_meta",
         "The table `meta` of each task's own file: its settings, its environment, its folders.",
-        Column("task_id", "INTEGER NOT NULL REFERENCES task (task_id)", "task.task_id"),
-        Column("key", "TEXT NOT NULL", "name"),
-        Column("value", "TEXT", "value; structured values are JSON"),
+        {
+            "task_id INTEGER NOT NULL REFERENCES task (task_id)": "task.task_id",
+            "key TEXT NOT NULL": "name",
+            "value TEXT": "value; structured values are JSON",
+        },
         key="task_id, key",
     ),
-    replace(
-        TABLE_BY_NAME["recording"],
+    TABLES["recording"]._replace(
         name="task_recording",
         help="The table `recording` of each task's own file: the history of `recording`.",
     ),
-    replace(
-        TABLE_BY_NAME["chunk"],
+    TABLES["chunk"]._replace(
         name="rival_chunk",
         help="The result of another attempt of a chunk, which the merge rule did not choose: the history of `chunk`.",
         key="recording_id, chunk_id, task_id",
     ),
-    replace(
-        TABLE_BY_NAME["detection"],
+    TABLES["detection"]._replace(
         name="rival_detection",
         help="The detections of those attempts: the history of `detection`.",
         parent=_RIVAL,
     ),
     _RECORDING_DETECTION,
-    replace(
-        _RECORDING_DETECTION,
+    _RECORDING_DETECTION._replace(
         name="recording_rarity",
         help="The rows of `rarity` on the clock of their recordings, like recording_detection.",
     ),
-    define_table(
+    TableDef(
         "overlap",
         "A chunk that is done and begins before the end of the chunk before it, which is done, too.",
-        Column("task_id", "INTEGER NOT NULL REFERENCES task (task_id)", "the task that analysed it: task.task_id"),
-        *TABLE_BY_NAME["chunk"].columns[1:3],
-        Column("overlap_s", "REAL NOT NULL", "seconds of audio that both have"),
+        {
+            "task_id INTEGER NOT NULL REFERENCES task (task_id)": "the task that analysed it: task.task_id",
+            **CHUNK,
+            "overlap_s REAL NOT NULL": "seconds of audio that both have",
+        },
         key="recording_id, chunk_id",
-        parent="(recording_id, chunk_id) REFERENCES chunk (recording_id, chunk_id)",
+        parent=OF_A_CHUNK,
     ),
 )
-_RECORDING = replace(
-    TABLE_BY_NAME["recording"],
+_RECORDING = TABLES["recording"]._replace(
     help="One recording of the job: each fact as the last task knows it that knows it.",
     key="recording_id",
 )
-JOB_TABLES = (*(_RECORDING if table.name == "recording" else table for table in TABLES), *ADDED_TABLES)
+JOB_TABLES = (*{**TABLES, "recording": _RECORDING}.values(), *ADDED_TABLES)
 
-_HELP = define_view(
+_HELP = ViewDef(
     "column_help",
     "The meaning of every column of every table and view.",
-    Column("table_name", "column1", "the table or view"),
-    Column("column_name", "column2", "the column"),
-    Column("help", "column3", "what it means"),
+    {
+        "column1 AS table_name": "the table or view",
+        "column2 AS column_name": "the column",
+        "column3 AS help": "what it means",
+    },
 )
-_DESCRIBED: tuple[TableDef | ViewDef, ...] = (*JOB_TABLES, *VIEWS, _HELP)
-_MEANINGS = [(one.name, column.name, column.help) for one in _DESCRIBED for column in one.columns]
-_VALUES = ",\n".join("(" + ", ".join("'" + text.replace("'", "''") + "'" for text in row) + ")" for row in _MEANINGS)
-JOB_VIEWS = (*VIEWS, replace(_HELP, source=f"FROM (VALUES\n{_VALUES})"))  # not a table: those have a ``task_id``
+
+
+def _help_values() -> str:
+    rows = []
+    described: tuple[TableDef | ViewDef, ...] = (*JOB_TABLES, *VIEWS, _HELP)
+    for table in described:
+        for column in table.meanings.items():
+            texts = [text.replace("'", "''") for text in (table.name, *column)]
+            rows.append("('" + "', '".join(texts) + "')")
+    return ",\n".join(rows)
+
+
+# Not a table: those have a ``task_id``.
+JOB_VIEWS = (
+    *VIEWS,
+    _HELP._replace(source=f"FROM (VALUES\n{_help_values()})"),
+)
 
 # Created after all rows are written: sorting once is cheaper than updating an index with each row.
-INDEXES = {
-    "chunk_by_task": ("chunk", ("task_id", "status", "audio_s")),
-    "detection_by_chunk": ("detection", ("recording_id", "chunk_id")),
-    "rarity_by_chunk": ("rarity", ("recording_id", "chunk_id")),
-    "attempt_by_chunk": ("attempt", ("recording_id", "chunk_id")),
-    "rival_chunk_by_task": ("rival_chunk", ("task_id",)),
-    "sample_by_time": ("sample", ("task_id", "device_id", "at_ms")),
-    **{
-        f"{table}_by_task": (table, ("task_id",))
-        for table in (
-            "device",
-            "gap",
-            "worker",
-            "alert",
-            "detection",
-            "rarity",
-            "rival_detection",
-            "device_total",
-            "mark",
-        )
-    },
-}
+Index = tuple[str, Collection[str]]  # a table, and columns of it
+SAMPLES_BY_TIME: Index = ("sample", ("task_id", "device_id", "at_ms"))
+_READ_BY_CHUNK = ("detection", "rarity", "attempt")
+_READ_BY_TASK = (
+    "device",
+    "gap",
+    "worker",
+    "alert",
+    "detection",
+    "rarity",
+    "rival_chunk",
+    "rival_detection",
+    "device_total",
+    "mark",
+)
+INDEXES: tuple[Index, ...] = (
+    ("chunk", ("task_id", "status", "audio_s")),
+    SAMPLES_BY_TIME,
+    *((table, ("recording_id", "chunk_id")) for table in _READ_BY_CHUNK),
+    *((table, ("task_id",)) for table in _READ_BY_TASK),
+)
 
 
 def open_draft(path: Path, *, new: bool) -> sqlite3.Connection:
@@ -280,22 +307,16 @@ def open_draft(path: Path, *, new: bool) -> sqlite3.Connection:
     db.execute("PRAGMA secure_delete = OFF")  # faster where SQLite is built to overwrite deleted data
     if new:
         tool = as_sqlite_utils(db)
-        tool.executescript(ddl_script(JOB_TABLES, ORDERED_BY))
+        tool.executescript(ddl_script(table.ddl(ORDERED_BY.get(table.name)) for table in JOB_TABLES))
         for view in JOB_VIEWS:
             tool.create_view(view.name, view.select())
         tool.table("meta").insert({"key": "made_by", "value": f"badcjobs {__version__}"})
     return db
 
 
-def create_indexes(db: sqlite3.Connection, names: Collection[str] = tuple(INDEXES)) -> None:
-    """Create the indexes of the job database that do not exist yet."""
-    db.execute(f"PRAGMA cache_size = -{SORT_CACHE_KIB}")
+def create_indexes(db: sqlite3.Connection, indexes: Collection[Index] = INDEXES) -> None:
+    """Create indexes of the job database that do not exist yet."""
+    db.execute(f"PRAGMA cache_size = -{_SORT_CACHE_KIB}")
     tool = as_sqlite_utils(db)
-    for name in names:
-        table, columns = INDEXES[name]
-        tool.table(table).create_index(columns, name, if_not_exists=True)
-
-
-def index_samples(db: sqlite3.Connection) -> None:
-    """Create the index of the samples early, to find those of one task while other tasks are still to be merged."""
-    create_indexes(db, ("sample_by_time",))
+    for table, columns in indexes:
+        tool.table(table).create_index(columns, if_not_exists=True)

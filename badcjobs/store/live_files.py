@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
@@ -17,10 +16,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from badcjobs.store.atomic_write import replacing
-from badcjobs.store.connect import file_uri, open_uri, read_only_uri, read_value, unshared_uri
+from badcjobs.store.atomic_write import replacing, scratch_folder
+from badcjobs.store.connect import (
+    file_uri,
+    open_uri,
+    read_only_uri,
+    read_value,
+    unshared_uri,
+    with_logs,
+)
 
-_GROWING = ("worker", "attempt", "attempt WHERE outcome IS NOT NULL", "detection")  # in the wrapper's file
+# In the wrapper's file.
+_GROWING = (
+    "worker",
+    "attempt",
+    "attempt WHERE outcome IS NOT NULL",
+    "detection",
+)
 
 # One of the two live files: a call with a folder for copies returns the URI to read its rows; None: not there yet.
 Half = Callable[[Path], str | None]
@@ -54,12 +66,9 @@ class LiveHalf:
                 read_value(db, "PRAGMA user_version")
             return uri
         except sqlite3.OperationalError:  # its writer has ended: copy it with its log or journal
-            copy = workplace / f"copy-{self.path.name}"
-            for ending in ("", "-wal", "-journal"):
-                source = self.path.with_name(self.path.name + ending)
-                if source.exists():
-                    shutil.copyfile(source, copy.with_name(copy.name + ending))
-            return file_uri(copy, "vfs=unix-excl")  # needs no shared memory
+            for source in with_logs(self.path):
+                shutil.copyfile(source, workplace / f"copy-{source.name}")
+            return file_uri(workplace / f"copy-{self.path.name}", "vfs=unix-excl")  # needs no shared memory
 
 
 def left_behind(path: Path, *, shared: bool) -> LiveHalf:
@@ -74,8 +83,8 @@ def work_left_behind(path: Path, published: Path, *, shared: bool) -> LiveHalf:
     """
     left = left_behind(path, shared=shared)
     sealed = LiveHalf(published, "sealed")
-    with tempfile.TemporaryDirectory(prefix=f".{published.name}.", suffix=".tmp", dir=published.parent) as workplace:
-        return sealed if count_rows(sealed, Path(workplace)) > count_rows(left, Path(workplace)) else left
+    with scratch_folder(published) as workplace:
+        return sealed if count_rows(sealed, workplace) > count_rows(left, workplace) else left
 
 
 def count_rows(half: Half, workplace: Path, tables: Collection[str] = _GROWING) -> int:
@@ -148,8 +157,9 @@ def read_device_state(uri: str | None, device_id: int, before_ms: int) -> str | 
     rows = _ask(uri, sql, (device_id, before_ms))
     if not rows:
         return None
-    reading = {name: value for name, value in dict(rows[0]).items() if value is not None}
-    return json.dumps({name: value for name, value in reading.items() if name not in ("task_id", "device_id")})
+    reading = dict(rows[0])
+    del reading["task_id"], reading["device_id"]
+    return json.dumps({name: value for name, value in reading.items() if value is not None})
 
 
 def read_memory_peaks(uri: str | None, since_ms: int, until_ms: int | None = None) -> dict[int, int]:

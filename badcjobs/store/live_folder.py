@@ -67,10 +67,11 @@ def choose_live_folder(wanted: str, local_dir: str | None, key: TaskKey, target:
     filesystem = read_filesystem(candidate)
     if wanted == "local":
         return LiveFolder(LocalFolder.create(candidate, name), filesystem, False, "run.live_mode = local")
-    why = "run.live_mode = shared"
-    if wanted != "shared" and filesystem.shared and candidate.exists():
+    if wanted == "shared":
+        why = "run.live_mode = shared"
+    elif filesystem.shared and candidate.exists():
         why = f"{candidate} is not a node-local disk ({filesystem.description})"
-    elif wanted != "shared":
+    else:
         try:
             folder = LocalFolder.create(candidate, name)
             check_room(folder.path)
@@ -224,7 +225,10 @@ def _publish_for(folder: LocalFolder, owner: Owner) -> None:
         ended_at_ms = max(written_ns, default=0) // 1_000_000
         work = left_behind(folder.wrapper_file, shared=owner.shared)(folder.path)
         if work is not None and (target.exists() or _has_attempts(work)):
-            log.warning("an earlier task and its recorder were killed: publishing its live files in %s", folder.path)
+            log.warning(
+                "an earlier task and its recorder were killed: publishing its live files in %s",
+                folder.path,
+            )
             last_ms = last_reading_ms(left_behind(folder.recorder_file, shared=owner.shared)(folder.path))
             gaps = [] if last_ms is None else [(last_ms, max(last_ms, ended_at_ms), "the recorder was killed, too")]
             publish_killed(folder, target, ended_at_ms, gaps, shared=owner.shared)

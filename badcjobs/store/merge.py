@@ -1,8 +1,8 @@
 """Merges many task databases into one job database. Read ``merge`` first.
 
 Files that an earlier merge has read and that have not changed since are not opened. The rows of files that are now
-gone, damaged or not given stay in the job database. The other modules: source_files (find and examine files), salvage
-(read damaged files), merge_writer (write the rows of each task, and choose between several results of one chunk).
+gone, damaged or not given stay in the job database. The other modules: source_files (find, examine and salvage files),
+merge_writer (write the rows of each task, and choose between several results of one chunk).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import logging
 import os
 import shutil
 import sqlite3
-import tempfile
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +24,13 @@ from badcjobs.errors import DatabaseProblem
 from badcjobs.locks import Holder, Lease, this_process
 from badcjobs.model import stable_id
 from badcjobs.seams import Clock
-from badcjobs.store.atomic_write import remove_unfinished, replacing, sync_file, unfinished_name
+from badcjobs.store.atomic_write import (
+    remove_unfinished,
+    replacing,
+    scratch_folder,
+    sync_file,
+    unfinished_name,
+)
 from badcjobs.store.connect import (
     SQLITE_MAGIC,
     UNREADABLE,
@@ -65,7 +70,6 @@ class MergeLease(Lease):
 
     def __init__(self, target: Path, clock: Clock, tell: Callable[[str], None]) -> None:
         super().__init__(target.parent, f"merge-{target.name}", this_process(clock), clock)
-        self._target = target
         self._tell = tell
 
     def on_rival(self, holder: Holder | None, name: str) -> None:
@@ -73,24 +77,24 @@ class MergeLease(Lease):
         node, pid = ("an unknown node", "unknown") if holder is None else (holder.name, holder.pid)
         self._tell(f"another merge is running on {node}, process {pid}; waiting for it")
 
-    def raise_if_lost(self) -> None:
-        """Look, before anything is replaced: a merge that was suspended for a while counts as dead."""
-        self.beat()
-        if self.lost:
-            raise DatabaseProblem(
-                f"another merge has taken over {self._target.name} while this one was suspended",
-                why="this merge has replaced nothing",
-                fix="run the same command again",
-            )
-
 
 @contextmanager
 def merge_lock(target: Path, clock: Clock, tell: Callable[[str], None]) -> Iterator[Callable[[], None]]:
     """Hold the lease of a job database; give a function to call before anything is replaced."""
     lease = MergeLease(target, clock, tell)
+
+    def raise_if_lost() -> None:
+        lease.beat()  # a merge that was suspended for a while counts as dead
+        if lease.lost:
+            raise DatabaseProblem(
+                f"another merge has taken over {target.name} while this one was suspended",
+                why="this merge has replaced nothing",
+                fix="run the same command again",
+            )
+
     lease.wait()
     try:
-        yield lease.raise_if_lost
+        yield raise_if_lost
     finally:
         lease.release()
 
@@ -108,15 +112,16 @@ def read_old_job(target: Path) -> tuple[str, tuple[SourceFile, ...]]:
     try:
         with target.open("rb") as file:
             if file.read(16) != SQLITE_MAGIC:
-                _refuse_if(target.suffix not in (".sqlite", ".db"), f"{target} is not a database")
+                if target.suffix not in (".sqlite", ".db"):
+                    raise _wrong_target(f"{target} is not a database")
                 raise sqlite3.DatabaseError("not a SQLite database")  # perhaps its first page is damaged
         with closing(open_sealed(target)) as db:
-            application = read_value(db, "PRAGMA application_id")
-            kind = "a task database" if application == APPLICATION_ID else "another program's database"
-            is_ours = application == APPLICATION_ID and is_job_database(db)
-            _refuse_if(not is_ours, f"{target} is {kind}, not a job database")
-            complaint = schema_problem(db)
-            _refuse_if(complaint is not None, f"{target} has {complaint}")
+            if read_value(db, "PRAGMA application_id") != APPLICATION_ID:
+                raise _wrong_target(f"{target} is another program's database, not a job database")
+            if not is_job_database(db):
+                raise _wrong_target(f"{target} is a task database, not a job database")
+            if complaint := schema_problem(db):
+                raise _wrong_target(f"{target} has {complaint}")
             return "current", read_source_files(db)
     except UNREADABLE as error:
         return "damaged", _damaged(target, error)
@@ -133,36 +138,18 @@ def _find_damage(target: Path) -> str | None:
         return find_damage(db)
 
 
-def _refuse_if(wrong: bool, problem: str) -> None:
-    if wrong:
-        fix = "badcjobs merge RUN_FOLDER -o another/name.sqlite"
-        raise DatabaseProblem(problem, why="merge would replace it", fix=fix)
+def _wrong_target(problem: str) -> DatabaseProblem:
+    fix = "badcjobs merge RUN_FOLDER -o another/name.sqlite"
+    return DatabaseProblem(problem, why="merge would replace it", fix=fix)
 
 
 def damaged_name(target: Path) -> Path:
     """Return a free name for a damaged job database, which may have rows of task files that are gone."""
-    names = (target.with_name(f"{target.name}.damaged" + (f".{number}" if number > 1 else "")) for number in count(1))
-    return next(name for name in names if not name.exists())
-
-
-# --- writing the new one ----------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def write_new_file(
-    target: Path, *, from_old: bool, keep_old_as: Path | None, check: Callable[[], None]
-) -> Iterator[sqlite3.Connection]:
-    """Give a new job database, or a copy of the old one, to write to; rename it if there was no error."""
-    draft = unfinished_name(target)
-    with replacing(target, draft):
-        if from_old:
-            shutil.copyfile(target, draft)
-        with closing(open_draft(draft, new=not from_old)) as db:
-            yield db
-        sync_file(draft)
-        check()
-        if keep_old_as is not None:
-            os.replace(target, keep_old_as)  # noqa: PTH105
+    for number in count(1):
+        name = target.with_name(f"{target.name}.damaged" + (f".{number}" if number > 1 else ""))
+        if not name.exists():
+            break
+    return name
 
 
 # --- the merge ------------------------------------------------------------------------------------------------------
@@ -206,20 +193,8 @@ def merge(order: MergeOrder, clock: Clock) -> MergeOutcome:
         raise DatabaseProblem(f"{order.target} cannot be written", why=str(error), fix=fix) from error
 
 
-def _remove_leftovers(target: Path) -> None:
-    """Remove what killed merges into this file have left; only the holder of the lock may do this."""
-    remove_unfinished(target)
-    for folder in Path(tempfile.gettempdir()).glob(f"{_scratch_prefix(target)}*"):
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _scratch_prefix(target: Path) -> str:
-    """Return how the names of temporary folders begin, the same for all merges into this file."""
-    return f"badcjobs-merge-{stable_id(os.fsencode(full_path(target))):x}-"
-
-
 def _merge(order: MergeOrder, check: Callable[[], None]) -> MergeOutcome:
-    _remove_leftovers(order.target)
+    remove_unfinished(order.target)
     files_found = find_task_databases(order.inputs, order.target)
     state, files = read_old_job(order.target)
     if not files_found and not files:
@@ -262,20 +237,36 @@ def _has_changed(file: Intake, merged: SourceFile | None) -> bool:
 
 
 def _bring_up_to_date(
-    order: MergeOrder, state: str, old: Mapping[str, SourceFile], changed: list[Intake], check: Callable[[], None]
+    order: MergeOrder,
+    state: str,
+    old: Mapping[str, SourceFile],
+    changed: list[Intake],
+    check: Callable[[], None],
 ) -> tuple[SourceFile, ...]:
     """Write the changed files into a copy of the job database, or into a new one, and let it replace the old one."""
     # In the order of the key of the largest tables, so that rows are appended.
     changed.sort(key=lambda file: stable_id(os.fsencode(file.file.stem).decode(errors="replace")))
-    with tempfile.TemporaryDirectory(prefix=_scratch_prefix(order.target)) as scratch:
-        intakes = _examined(changed, Path(scratch))
-        aside = damaged_name(order.target) if state == "damaged" else None
-        with write_new_file(order.target, from_old=state == "current", keep_old_as=aside, check=check) as db:
-            return _write(db, order, old, intakes, of=len(changed))
+    target = order.target
+    draft = unfinished_name(target)
+    with scratch_folder(target) as scratch, replacing(target, draft):
+        if state == "current":
+            shutil.copyfile(target, draft)
+        with closing(open_draft(draft, new=state != "current")) as db:
+            files = _write(db, order, old, _examined(changed, scratch), of=len(changed))
+        sync_file(draft)
+        check()
+        if state == "damaged":
+            os.replace(target, damaged_name(target))  # noqa: PTH105
+    return files
 
 
 def _write(
-    db: sqlite3.Connection, order: MergeOrder, old: Mapping[str, SourceFile], intakes: Iterable[Intake], *, of: int
+    db: sqlite3.Connection,
+    order: MergeOrder,
+    old: Mapping[str, SourceFile],
+    intakes: Iterable[Intake],
+    *,
+    of: int,
 ) -> tuple[SourceFile, ...]:
     ends = read_ends(db)
     writer = JobWriter(db, old)
@@ -317,7 +308,7 @@ def _add_file(writer: JobWriter, intake: Intake) -> None:
             intake = skipped(intake, f"damaged: {error}")
     else:
         writer.add_file(replace(skipped(intake, STILL_WRITTEN), size_bytes=None))
-    shutil.rmtree(intake.scratch, ignore_errors=True)
+    shutil.rmtree(intake.scratch, ignore_errors=True)  # few files need it
 
 
 def _examined(files: Sequence[Intake], scratch: Path) -> Iterator[Intake]:
@@ -326,9 +317,7 @@ def _examined(files: Sequence[Intake], scratch: Path) -> Iterator[Intake]:
     with ThreadPoolExecutor(_THREADS, "examine") as pool:
         try:
             for number, file in enumerate(files):
-                place = scratch / str(number)
-                place.mkdir()
-                waiting.append(pool.submit(examine, file, place))
+                waiting.append(pool.submit(examine, file, scratch / str(number)))
                 if len(waiting) > _LOOK_AHEAD:
                     yield waiting.popleft().result()
             while waiting:
@@ -376,14 +365,16 @@ def remove_merged_files(job_database: Path, given: Collection[str]) -> Removal:
 
 
 def _why_not(
-    db: sqlite3.Connection, file: SourceFile, holder: SourceFile | None, path: Path, job_database: Path
+    db: sqlite3.Connection,
+    file: SourceFile,
+    holder: SourceFile | None,
+    path: Path,
+    job_database: Path,
 ) -> str | None:
     if file.status not in ("merged", "copy") or holder is None or file.task_id is None:
         return file.reason or f"it was {file.status}"
     if file.checksum is None or file.checksum != holder.checksum:
-        return (
-            "it was not published" if file.checksum is None else "it is not the file whose rows are in the job database"
-        )
+        return "it is not the file whose rows are in the job database"
     if read_value(db, "SELECT verdict FROM task WHERE task_id = ?", file.task_id) is None:
         return "its task had not ended when it was merged"
     counted = sum(count_rows(db, file.task_id, leave_out=DERIVED).values())

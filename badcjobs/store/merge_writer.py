@@ -19,7 +19,7 @@ from pathlib import Path
 
 from badcjobs.store.atomic_write import ROWS
 from badcjobs.store.connect import find_damage, read_only_uri, read_value, transaction
-from badcjobs.store.job_schema import ORDERED_BY, create_indexes, index_samples
+from badcjobs.store.job_schema import ORDERED_BY, SAMPLES_BY_TIME, create_indexes
 from badcjobs.store.overlaps import follow_changes, note_changes, settle_overlaps
 from badcjobs.store.schema import DERIVED, TABLES, columns_of
 from badcjobs.store.source_files import (
@@ -36,13 +36,19 @@ _RANK = "CASE {0}.status WHEN 'done' THEN 4 WHEN 'poison' THEN 3 WHEN 'failed' T
 _TASK_STARTED = "coalesce((SELECT k.started_at_ms FROM main.task k WHERE k.task_id = {0}.task_id), 0)"
 STRENGTH = f"({_RANK}, coalesce({{0}}.ended_at_ms, 0), {_TASK_STARTED}, {{0}}.task_id)"
 _SAME_CHUNK = "{0}.recording_id = {1}.recording_id AND {0}.chunk_id = {1}.chunk_id"
-_PLAIN = tuple(table.name for table in TABLES if table.name not in ("meta", "chunk"))
+_PLAIN = tuple(table for table in TABLES if table not in ("meta", "chunk"))
 _HOMES = {table: "task_recording" if table == "recording" else table for table in _PLAIN}  # in the job database
 _WHERE_ROWS_ARE = (*_HOMES.values(), "chunk", "rival_chunk", "rival_detection")
 _FROM = {"task_recording": "recording", "rival_chunk": "chunk", "rival_detection": "detection"}
 
 
-_CAUSES = ("is full", "locked", "attached", "readonly")  # in messages of SQLite about the file that it writes
+# In messages of SQLite about the file that it writes.
+_CAUSES = (
+    "is full",
+    "locked",
+    "attached",
+    "readonly",
+)
 
 
 def insert_task(db: sqlite3.Connection, source: str, task_id: int) -> None:
@@ -73,10 +79,19 @@ def insert_task(db: sqlite3.Connection, source: str, task_id: int) -> None:
 
 def settle_detections(db: sqlite3.Connection) -> None:
     """Move the detections of rivals to ``rival_detection``, so that each chunk has only those of its winner."""
-    lost = f"""FROM rival_chunk r JOIN detection d ON {_SAME_CHUNK.format("d", "r")} AND d.task_id = r.task_id
-               WHERE r.status = 'done'"""
-    if db.execute(f"INSERT INTO rival_detection SELECT d.* {lost}").rowcount:
-        db.execute(f"DELETE FROM detection WHERE rowid IN (SELECT d.rowid {lost})")
+    _move(
+        db,
+        "detection",
+        "rival_detection",
+        f"""FROM rival_chunk r JOIN detection m ON {_SAME_CHUNK.format("m", "r")} AND m.task_id = r.task_id
+            WHERE r.status = 'done'""",
+    )
+
+
+def _move(db: sqlite3.Connection, source: str, target: str, rows: str) -> None:
+    """Move rows to another table; ``m`` stands for them in ``rows``, the rest of a SELECT statement."""
+    db.execute(f"INSERT INTO {target} SELECT m.* {rows}")
+    db.execute(f"DELETE FROM {source} WHERE rowid IN (SELECT m.rowid {rows})")
 
 
 def settle_recordings(db: sqlite3.Connection) -> None:
@@ -94,7 +109,8 @@ def settle_recordings(db: sqlite3.Connection) -> None:
         f"""INSERT INTO recording SELECT r.* FROM task_recording r LEFT JOIN task t USING (task_id)
             WHERE true ORDER BY r.left_out IS NULL, EXISTS (
                 SELECT 1 FROM chunk c
-                WHERE c.recording_id = r.recording_id AND c.task_id = r.task_id AND c.status = 'done'
+                WHERE c.recording_id = r.recording_id AND c.task_id = r.task_id
+                AND c.status = 'done'
             ), t.started_at_ms, r.task_id
             ON CONFLICT (recording_id) DO UPDATE SET {updates}"""
     )
@@ -102,24 +118,21 @@ def settle_recordings(db: sqlite3.Connection) -> None:
 
 def remove_task(db: sqlite3.Connection, task_id: int) -> None:
     """Remove a task; each chunk that it had won goes to the strongest rival."""
-    index_samples(db)
+    create_indexes(db, [SAMPLES_BY_TIME])  # the other tasks may still have to be merged
     note_changes(db, ("task_recording", "chunk", "rival_chunk"), task_id)
-    db.execute("CREATE TEMP TABLE vacated AS SELECT recording_id, chunk_id FROM chunk WHERE task_id = ?", (task_id,))
+    db.execute(
+        "CREATE TEMP TABLE vacated AS SELECT recording_id, chunk_id FROM chunk WHERE task_id = ?",
+        (task_id,),
+    )
     for table in (*_WHERE_ROWS_ARE, "task_meta"):
         db.execute(f"DELETE FROM main.{table} WHERE task_id = ?", (task_id,))
-    heirs = f"""FROM vacated v JOIN rival_chunk r ON {_SAME_CHUNK.format("r", "v")}
+    heirs = f"""FROM vacated v JOIN rival_chunk m ON {_SAME_CHUNK.format("m", "v")}
                 WHERE NOT EXISTS (SELECT 1 FROM rival_chunk b
-                    WHERE {_SAME_CHUNK.format("b", "v")} AND {STRENGTH.format("b")} > {STRENGTH.format("r")})"""
-    db.execute(f"INSERT INTO chunk SELECT r.* {heirs}")
-    found = f"""FROM vacated v JOIN chunk c ON {_SAME_CHUNK.format("c", "v")}
-                JOIN rival_detection d ON {_SAME_CHUNK.format("d", "c")} AND d.task_id = c.task_id"""
-    db.execute(f"INSERT INTO detection SELECT d.* {found}")
-    db.execute(f"DELETE FROM rival_detection WHERE rowid IN (SELECT d.rowid {found})")
-    db.execute(
-        f"""DELETE FROM rival_chunk WHERE rowid IN (
-                SELECT r.rowid FROM vacated v JOIN chunk c ON {_SAME_CHUNK.format("c", "v")}
-                JOIN rival_chunk r ON {_SAME_CHUNK.format("r", "c")} AND r.task_id = c.task_id)"""
-    )
+                    WHERE {_SAME_CHUNK.format("b", "v")} AND {STRENGTH.format("b")} > {STRENGTH.format("m")})"""
+    _move(db, "rival_chunk", "chunk", heirs)
+    of_heirs = f"""FROM vacated v JOIN chunk c ON {_SAME_CHUNK.format("c", "v")}
+                   JOIN rival_detection m ON {_SAME_CHUNK.format("m", "c")} AND m.task_id = c.task_id"""
+    _move(db, "rival_detection", "detection", of_heirs)
     db.execute("DROP TABLE vacated")
 
 
@@ -193,8 +206,9 @@ class JobWriter:
             create_indexes(self._db)
             settle_detections(self._db)
             for task_id, expected in self._expected.items():
+                arrived = count_rows(self._db, task_id, leave_out=(*ORDERED_BY, *DERIVED))
                 try:
-                    for table, many in count_rows(self._db, task_id, leave_out=(*ORDERED_BY, *DERIVED)).items():
+                    for table, many in arrived.items():
                         _check(table, expected.get(table, 0), many)
                 except RowsDiffer as error:
                     name = self._holders.pop(task_id)
@@ -230,13 +244,7 @@ class JobWriter:
             self._db.execute("DETACH damaged")
 
     def _use_file(self, intake: Intake) -> None:
-        """Write the rows of this file as those of its task."""
-        rows = self._write(intake)
-        self._files[intake.path] = replace(intake, rows=rows, counts={})  # to save memory: there may be thousands
-        self._holders[intake.task_id] = intake.path
-
-    def _write(self, intake: Intake) -> int:
-        """Replace the rows of a task by those of a file; return their number."""
+        """Replace the rows of a task by those of this file."""
         assert intake.database is not None and intake.task_id is not None
         db = self._db
         task_id = intake.task_id
@@ -261,7 +269,8 @@ class JobWriter:
             if not db.in_transaction:  # SQLite cannot detach inside a transaction
                 db.execute(f"DETACH {source}")
         self._expected[task_id] = counts
-        return total(counts)
+        self._files[intake.path] = replace(intake, rows=total(counts), counts={})  # to save memory
+        self._holders[task_id] = intake.path
 
 
 def _is_original(path: str, other: str, task_file: str) -> bool:

@@ -80,7 +80,10 @@ def _join(shared: list[Sound], sounds: Sequence[Sound], joint_ms: int) -> Iterat
         if not twins:
             yield late
             continue
-        early = min(twins, key=lambda sound: abs(sound.start_ms - late.start_ms) + abs(sound.end_ms - late.end_ms))
+        early = min(
+            twins,
+            key=lambda sound: abs(sound.start_ms - late.start_ms) + abs(sound.end_ms - late.end_ms),
+        )
         shared.remove(early)
         louder = max(early, late, key=_loudness)
         yield early._replace(end_ms=late.end_ms, label_name=louder.label_name, score=louder.score)
@@ -96,22 +99,30 @@ CHANGED = "temp.changed_recording"  # recordings of which a merge has added or r
 Row = tuple[Any, ...]
 _END_MS = "coalesce(c.end_ms, c.start_ms + CAST(c.audio_s * 1000 AS INTEGER))"
 _CHUNKS = f"""
-    SELECT c.recording_id, c.start_ms, {_END_MS} AS stops_ms, c.chunk_id, c.task_id
-    FROM {CHANGED} n JOIN chunk c ON c.recording_id = n.recording_id AND c.status = 'done'
+    SELECT c.recording_id, c.start_ms, {_END_MS} AS stops_ms,
+           c.chunk_id, c.task_id
+    FROM {CHANGED} n JOIN chunk c ON c.recording_id = n.recording_id
+        AND c.status = 'done'
     ORDER BY c.recording_id, c.start_ms, stops_ms, c.chunk_id"""
 # With + SQLite searches by chunk, not by task, which would read all of a task.
 _SAME_CHUNK = "d.recording_id = c.recording_id AND d.chunk_id = c.chunk_id AND +d.task_id = c.task_id"
 # Where no chunks overlap, nothing is joined.
 _MOVED = f"""
-    SELECT r.study_area, r.location, r.recorded_at, c.recording_id, c.chunk_id, c.task_id,
-           c.start_ms + d.start_ms, c.start_ms + d.end_ms, d.label, d.label_name, d.score
-    FROM {CHANGED} n JOIN chunk c ON c.recording_id = n.recording_id AND c.status = 'done'
-    JOIN {{table}} d ON {_SAME_CHUNK} LEFT JOIN recording r ON r.recording_id = c.recording_id
+    SELECT r.study_area, r.location, r.recorded_at, c.recording_id,
+           c.chunk_id, c.task_id,
+           c.start_ms + d.start_ms, c.start_ms + d.end_ms, d.label,
+           d.label_name, d.score
+    FROM {CHANGED} n JOIN chunk c ON c.recording_id = n.recording_id
+        AND c.status = 'done'
+    JOIN {{table}} d ON {_SAME_CHUNK}
+    LEFT JOIN recording r ON r.recording_id = c.recording_id
     WHERE n.recording_id NOT IN (SELECT recording_id FROM overlap)"""
 _SOUNDS = f"""
-    SELECT c.recording_id, c.start_ms, {_END_MS} AS stops_ms, c.chunk_id, c.task_id, c.start_ms + d.start_ms,
+    SELECT c.recording_id, c.start_ms, {_END_MS} AS stops_ms,
+           c.chunk_id, c.task_id, c.start_ms + d.start_ms,
            c.start_ms + d.end_ms, d.label, d.label_name, d.score
-    FROM {CHANGED} n JOIN chunk c ON c.recording_id = n.recording_id AND c.status = 'done'
+    FROM {CHANGED} n JOIN chunk c ON c.recording_id = n.recording_id
+        AND c.status = 'done'
     LEFT JOIN {{table}} d ON {_SAME_CHUNK}
     WHERE n.recording_id IN (SELECT recording_id FROM overlap)
     ORDER BY c.recording_id, c.start_ms, stops_ms, c.chunk_id, d.start_ms, d.end_ms, d.label, d.score"""
@@ -139,7 +150,10 @@ def settle_overlaps(db: sqlite3.Connection) -> None:
         db.execute(f"DELETE FROM recording_{table} WHERE {changed}")
         if db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone():
             db.execute(f"INSERT INTO recording_{table} {_MOVED.format(table=table)}")
-            db.executemany(f"INSERT INTO recording_{table} VALUES ({', '.join('?' * 11)})", _read_sounds(db, table))
+            db.executemany(
+                f"INSERT INTO recording_{table} VALUES ({', '.join('?' * 11)})",
+                _read_sounds(db, table),
+            )
     db.execute(f"DELETE FROM {CHANGED}")
 
 
@@ -154,7 +168,17 @@ def _read_sounds(db: sqlite3.Connection, table: str) -> Iterator[Row]:
     for recording_id, rows in groupby(db.execute(_SOUNDS.format(table=table)), key=itemgetter(0)):
         place = db.execute(_PLACE, (recording_id,)).fetchone() or (None, None, None)
         for start_ms, end_ms, label, label_name, score, chunk_id, task_id in join_overlaps(_read_chunks(rows)):
-            yield *place, recording_id, chunk_id, task_id, start_ms, end_ms, label, label_name, score
+            yield (
+                *place,
+                recording_id,
+                chunk_id,
+                task_id,
+                start_ms,
+                end_ms,
+                label,
+                label_name,
+                score,
+            )
 
 
 def _read_chunks(rows: Iterable[Row]) -> Iterator[Heard]:

@@ -12,18 +12,28 @@ import json
 import logging
 import os
 import sqlite3
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import METRICS, publish_interval_s
-from badcjobs.store.atomic_write import ROWS, empty_stamped_page, move_into_place, write_row_counts
-from badcjobs.store.connect import create_tables, open_sealed, open_uri, read_value, transaction, unshared_uri
+from badcjobs.store.atomic_write import (
+    ROWS,
+    empty_stamped_page,
+    move_into_place,
+    scratch_folder,
+    write_row_counts,
+)
+from badcjobs.store.connect import (
+    create_scratch,
+    create_tables,
+    open_sealed,
+    read_value,
+    transaction,
+)
 from badcjobs.store.export_tables import rows_written_to
 from badcjobs.store.figures import write_figures
 from badcjobs.store.live_files import Half, LiveHalf, count_rows
@@ -34,6 +44,7 @@ log = logging.getLogger(__name__)
 
 TEXT_FORMS = (".csv", ".jsonl")
 Gap = tuple[int, int, str]  # from, to, reason
+_NOTHING: Mapping[str, object] = MappingProxyType({})
 
 _SAMPLES = f"""
     SELECT strftime('%Y-%m-%dT%H:%M:%f', s.at_ms / 1000.0, 'unixepoch') || 'Z' AS at, s.at_ms,
@@ -44,10 +55,20 @@ _UNREADABLE = """
     INSERT INTO gap (task_id, from_ms, to_ms, reason)
     SELECT task_id, started_at_ms,
            coalesce(ended_at_ms, (SELECT max(started_at_ms) FROM attempt), started_at_ms), ? FROM task"""
-_WORK = frozenset({
-    "meta", "task", "device", "worker", "chunk", "recording", "attempt", "decision", "detection", "rarity", "mark",
+_WORK = (  # the tables that the wrapper writes
+    "meta",
+    "task",
+    "device",
+    "worker",
+    "chunk",
+    "recording",
+    "attempt",
+    "decision",
+    "detection",
+    "rarity",
+    "mark",
     "usage_sample",
-})  # fmt: skip  # the tables that the wrapper writes
+)
 
 
 def publish(
@@ -55,7 +76,7 @@ def publish(
     target: Path,
     *,
     workplace: Path | None = None,
-    closing: Mapping[str, object] | None = None,
+    closing: Mapping[str, object] = _NOTHING,
     gaps: Sequence[Gap] = (),
 ) -> int:
     """Publish the halves, joined, as ``target``; return its size. The extension selects SQLite, CSV or JSON lines.
@@ -63,37 +84,35 @@ def publish(
     The first half is the wrapper's; a path is a live file on node-local disk. ``closing`` sets columns of the task row
     that are still NULL; ``gaps`` are added to the table of gaps.
     """
-    if workplace is None:
-        workplace = next((half.parent for half in halves if isinstance(half, Path)), target.parent)
 
-    def build(stack: ExitStack, place: Path) -> Path:
-        """Build the file in a temporary folder, which ``stack`` removes."""
-        temporary = tempfile.TemporaryDirectory(prefix=f".{target.name}.", suffix=".tmp", dir=place)
-        folder = Path(stack.enter_context(temporary))
-        joined = folder / "joined.sqlite"
-        join_files(halves, joined, closing or {}, gaps)
-        if target.suffix not in TEXT_FORMS:
-            return joined
-        with contextlib.closing(open_sealed(joined)) as db, (folder / target.name).open("wb") as out:
-            cursor = db.execute(_SAMPLES)
-            types = {column[0]: "" for column in cursor.description}
-            with rows_written_to(out, target.suffix[1:], types) as write:
-                write(cursor)
-        return folder / target.name
+    def publish_from(place: Path) -> None:
+        with scratch_folder(target, place) as folder:
+            joined = folder / "joined.sqlite"
+            join_files(halves, joined, closing, gaps)
+            if target.suffix in TEXT_FORMS:
+                joined = _write_as_text(joined, folder / target.name)
+            move_into_place(joined, target)
 
-    with ExitStack() as stack:
-        try:
-            built = build(stack, workplace)
-        except (OSError, sqlite3.Error):  # the local disk is full; the run folder may have space
-            built = build(stack, target.parent)
-        move_into_place(built, target)
+    try:
+        publish_from(workplace or target.parent)
+    except (OSError, sqlite3.Error):  # the local disk is full; the run folder may have space
+        publish_from(target.parent)
     return target.stat().st_size
+
+
+def _write_as_text(joined: Path, text: Path) -> Path:
+    with contextlib.closing(open_sealed(joined)) as db, text.open("wb") as out:
+        cursor = db.execute(_SAMPLES)
+        types = {column[0]: "" for column in cursor.description}
+        with rows_written_to(out, text.suffix[1:], types) as write:
+            write(cursor)
+    return text
 
 
 def join_files(
     halves: Sequence[Half | Path],
     joined: Path,
-    closing: Mapping[str, object] = MappingProxyType({}),
+    closing: Mapping[str, object] = _NOTHING,
     gaps: Sequence[Gap] = (),
 ) -> None:
     """Write a new database with the rows of all halves that exist.
@@ -101,17 +120,13 @@ def join_files(
     The first half is the wrapper's and must be readable. If the recorder's cannot be read, a gap is recorded.
     """
     joined.write_bytes(empty_stamped_page())
-    db = open_uri(unshared_uri(joined))
-    try:
-        db.execute("PRAGMA journal_mode = MEMORY")  # a scratch file: durability does not matter
-        db.execute("PRAGMA synchronous = OFF")
-        create_tables(db)
+    with contextlib.closing(create_scratch(joined)) as db:
         for half in halves:
             part = LiveHalf(half) if isinstance(half, Path) else half
             try:
                 is_there = _copy_rows(db, part, joined.parent)
             except sqlite3.Error as error:
-                if half is halves[0] or count_rows(part, joined.parent, [table.name for table in TABLES]) >= 0:
+                if half is halves[0] or count_rows(part, joined.parent, TABLES) >= 0:
                     raise  # every row can be read: the target has no space
                 log.warning("the recorder's file cannot be read; its readings are not published: %s", error)
                 db.execute(_UNREADABLE, (f"the recorder's file cannot be read: {error}",))
@@ -120,13 +135,14 @@ def join_files(
                     raise FileNotFoundError("the wrapper's file is gone")
         for column, value in closing.items():
             db.execute(f"UPDATE task SET {column} = coalesce({column}, ?)", (value,))
-        db.executemany("INSERT INTO gap (task_id, from_ms, to_ms, reason) SELECT task_id, ?, ?, ? FROM task", gaps)
+        db.executemany(
+            "INSERT INTO gap (task_id, from_ms, to_ms, reason) SELECT task_id, ?, ?, ? FROM task",
+            gaps,
+        )
         with transaction(db):
             for (task_id,) in db.execute("SELECT task_id FROM task").fetchall():
                 write_figures(db, task_id)
             write_row_counts(db)
-    finally:
-        db.close()
 
 
 def _copy_rows(db: sqlite3.Connection, half: Half, workplace: Path) -> bool:
@@ -144,7 +160,7 @@ def _copy_rows(db: sqlite3.Connection, half: Half, workplace: Path) -> bool:
             return False  # just created, without tables
         with transaction(db):  # one snapshot of the live file
             is_published = read_value(db, "SELECT 1 FROM live.meta WHERE key = ?", ROWS)
-            for table in (table.name for table in TABLES if not is_published or table.name in _WORK):
+            for table in _WORK if is_published else TABLES:
                 copy = f"INSERT INTO main.{table} SELECT * FROM live.{table}"
                 if table == "sample":
                     for device in db.execute("SELECT DISTINCT device_id FROM live.sample ORDER BY 1").fetchall():
@@ -169,17 +185,20 @@ def load_readings(path: Path, target: Path) -> None:
     tokens = [row["uuid"] or str(row["device_index"]) for row in rows]
     devices = dict(zip(tokens, rows, strict=True))
     ids = {token: number for number, token in enumerate(devices, 1)}
-    task = {
-        "task_id": 1, "name": path.stem, "job_id": f"local{min(times)}", "array_index": 0, "restart": 0, "node": "–",
-        "telemetry": 1, "devices": len(devices), "workers": 0, "started_at_ms": min(times), "ended_at_ms": max(times),
-        "exit_code": 0, "verdict": "done", "version": __version__,
-    }  # fmt: skip
+    task = _describe_recording(path, times, len(devices))
     about = ("device_id", "task_id", "uuid", "device_index", "token", "name", "backend", "why")
     with contextlib.closing(sqlite3.connect(target)) as db, db:
         create_tables(db)
         db.execute(insert_sql("task", task), [*task.values()])
         for token, row in devices.items():
-            facts = (row["uuid"] or None, row["device_index"], token, row["name"] or None, "recording", path.name)
+            facts = (
+                row["uuid"] or None,
+                row["device_index"],
+                token,
+                row["name"] or None,
+                "recording",
+                path.name,
+            )
             db.execute(insert_sql("device", about), (ids[token], 1, *facts))
         db.executemany(
             insert_sql("sample", ("task_id", "device_id", "at_ms", *METRICS)),
@@ -188,6 +207,26 @@ def load_readings(path: Path, target: Path) -> None:
                 for token, at_ms, row in zip(tokens, times, rows, strict=True)
             ),
         )
+
+
+def _describe_recording(path: Path, times: Sequence[int], devices: int) -> dict[str, object]:
+    """Return the row of a task that did nothing but record."""
+    return {
+        "task_id": 1,
+        "name": path.stem,
+        "job_id": f"local{min(times)}",
+        "array_index": 0,
+        "restart": 0,
+        "node": "–",
+        "telemetry": 1,
+        "devices": devices,
+        "workers": 0,
+        "started_at_ms": min(times),
+        "ended_at_ms": max(times),
+        "exit_code": 0,
+        "verdict": "done",
+        "version": __version__,
+    }
 
 
 def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -217,7 +256,12 @@ class Publisher:
     """Publishes at regular intervals from a thread of its own; builds the file in ``workplace``."""
 
     def __init__(
-        self, halves: Sequence[Half | Path], target: Path, *, base_interval_s: float, workplace: Path | None = None
+        self,
+        halves: Sequence[Half | Path],
+        target: Path,
+        *,
+        base_interval_s: float,
+        workplace: Path | None = None,
     ) -> None:
         self._halves = halves
         self._target = target
@@ -239,7 +283,7 @@ class Publisher:
         """Publish in the background without waiting for the interval."""
         self._wake.set()
 
-    def publish_now(self, closing: Mapping[str, object] | None = None) -> bool:
+    def publish_now(self, closing: Mapping[str, object] = _NOTHING) -> bool:
         """Publish and return whether it worked; a full or unmounted disk is a warning, not the end of the job.
 
         ``closing`` sets columns of the task row that a full disk did not accept.
@@ -249,7 +293,11 @@ class Publisher:
                 self._size_bytes = publish(self._halves, self._target, workplace=self._workplace, closing=closing)
             except (OSError, sqlite3.Error) as error:
                 if not self._failing:  # warn once, not at every interval
-                    log.warning("%s could not be published: %s; retrying at every interval", self._target.name, error)
+                    log.warning(
+                        "%s could not be published: %s; retrying at every interval",
+                        self._target.name,
+                        error,
+                    )
                 self._failing = True
                 return False
         if self._failing:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-import stat
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -18,7 +17,6 @@ from badcjobs.store.connect import (
     is_job_database,
     open_sealed,
     read_as,
-    read_value,
     reading,
     rows_by_name,
 )
@@ -34,7 +32,14 @@ from badcjobs.store.read_model import (
     JobFacts,
     TaskFacts,
 )
-from badcjobs.store.read_tasks import DURATIONS, STILL_OPEN, parse_settings, read_devices, read_task_rows, with_contact
+from badcjobs.store.read_tasks import (
+    DURATIONS,
+    STILL_OPEN,
+    parse_settings,
+    read_devices,
+    read_task_rows,
+    with_contact,
+)
 from badcjobs.store.source_files import HOLDING, NOT_OURS, SourceFile, read_source_files
 from badcjobs.store.task_writer import count_gaps, count_places
 
@@ -74,7 +79,7 @@ def read_outline(db: sqlite3.Connection, folder: Path) -> JobFacts:
     files = _files(db) if is_job_database(db) else ()
     tasks, merged = add_last_contact(db, read_task_rows(db), files, folder) if files else ([], Freshness())
     chunks = dict(db.execute("SELECT status, count(*) FROM chunk GROUP BY status"))
-    return JobFacts(tuple(tasks), (), chunks, 0.0, 0, 0, (), (), (), (), file_folders=_folders(files), merged=merged)
+    return JobFacts(tuple(tasks), chunks=chunks, file_folders=_folders(files), merged=merged)
 
 
 def _files(db: sqlite3.Connection) -> tuple[SourceFile, ...]:
@@ -89,45 +94,26 @@ def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> JobFacts:
     files = _files(db)
     tasks, merged = add_last_contact(db, read_task_rows(db), files, folder)
     # run.toml has only the settings that all tasks share.
-    last = max((task for task in tasks if task.settings), key=lambda task: task.started_at_ms, default=None)
-    overlap_s = read_value(db, "SELECT total(overlap_s) FROM overlap")
-    cpu_tries, cpu_audio_s = db.execute(_ON_CPU).fetchone()
-    conflicts, restarted = db.execute(f"SELECT count(*), sum(restarted) FROM ({_DONE_AGAIN})").fetchone()
-    spent_s = dict(db.execute("SELECT state, total(gpu_s) FROM attempt_cost GROUP BY state"))
+    last_settings = max(((task.started_at_ms, task.settings) for task in tasks if task.settings), default=(0, ""))
+    [totals] = rows_by_name(db, _TOTALS)
     return JobFacts(
+        **totals,
         tasks=tuple(tasks),
         devices=tuple(read_devices(db, readings=readings)),
         chunks=dict(db.execute("SELECT status, count(*) FROM chunk GROUP BY status")),
-        audio_done_s=read_value(db, _AUDIO_S, "done") - overlap_s,
-        overlap_s=overlap_s,
-        done_of_unknown_length=read_value(db, _OF_UNKNOWN_LENGTH, "done"),
-        tries=read_value(db, "SELECT count(*) FROM attempt"),
         failed=read_as(db, FailedChunk, _FAILED),
-        labels=tuple(
-            db.execute(
-                "SELECT label, max(label_name), count(*) FROM recording_detection GROUP BY label ORDER BY 3 DESC, 1"
-            )
-        ),
+        labels=tuple(db.execute(_LABELS)),
         gaps=read_as(db, GapFacts, _GAPS),
         file_remarks=tuple((file.path, f"{file.status}: {file.reason}") for file in files if file.status != "merged"),
         lossy_paths=tuple(file.path for file in files if file.lost_something),
         file_folders=_folders(files),
-        conflicts=conflicts,
-        restarted=restarted or 0,
-        last_settings=parse_settings(last.settings if last is not None else None),
-        audio_left_s=read_value(db, _AUDIO_S, "pending"),
-        left_of_unknown_length=read_value(db, _OF_UNKNOWN_LENGTH, "pending"),
+        last_settings=parse_settings(last_settings[1]),
         errors=read_as(db, ErrorFacts, _ERRORS),
         alerts=read_as(db, AlertFacts, _ALERTS),
         foreign=read_as(db, ForeignProcess, _FOREIGN),
         decisions=_read_decisions(db),
         cost=_cost(db),
-        cpu_tries=cpu_tries,
-        cpu_audio_s=cpu_audio_s,
         durations=dict(db.execute(DURATIONS)),
-        failed_gpu_s=spent_s.get("failed", 0.0),
-        lost_gpu_s=spent_s.get("lost", 0.0),
-        again_gpu_s=read_value(db, _AGAIN_GPU_S),
         alert_nodes={kind: tuple(nodes) for kind, nodes in grouped(db.execute(_ALERT_NODES)).items()},
         recording_names=names if (names := count_gaps(db)).recordings else None,
         places=count_places(db),
@@ -140,49 +126,56 @@ def _read_decisions(db: sqlite3.Connection) -> tuple[DecisionFacts, ...]:
     return tuple(DecisionFacts(**{**row, "figures": parse_settings(row["figures"])}) for row in rows)
 
 
-_AUDIO_S = "SELECT total(audio_s) FROM chunk WHERE status = ?"
-_OF_UNKNOWN_LENGTH = "SELECT count(*) FROM chunk WHERE status = ? AND audio_s IS NULL"
-_ON_CPU = """
-    SELECT count(*), total(c.audio_s - coalesce(o.overlap_s, 0)) FROM attempt a
-    JOIN chunk c USING (recording_id, chunk_id) LEFT JOIN overlap o USING (recording_id, chunk_id)
-    WHERE a.outcome = 'done' AND a.device_id IS NULL"""
 _FAILED = f"""
-    SELECT recording_id, chunk_id, status, attempts, coalesce(error_class, '') AS error_class,
+    SELECT recording_id, chunk_id, status, attempts,
+           coalesce(error_class, '') AS error_class,
            coalesce(error, '') AS error
     FROM chunk WHERE status IN ('failed', 'poison') ORDER BY recording_id, chunk_id LIMIT {_MOST_FAILED}"""
 _GAPS = """
-    SELECT reason, metric, count(*) AS gaps, sum(to_ms - from_ms) / 1000.0 AS seconds, count(DISTINCT task_id) AS tasks
+    SELECT reason, metric, count(*) AS gaps,
+           sum(to_ms - from_ms) / 1000.0 AS seconds,
+           count(DISTINCT task_id) AS tasks
     FROM gap GROUP BY reason, metric ORDER BY metric IS NOT NULL, seconds DESC, reason, metric"""
 # When a worker gives up its device, its tries have the outcome lost, so that no chunk fails; they are errors, too.
 _ERRORS = f"""
-    SELECT coalesce(a.error_class, 'unknown') AS error_class, count(*) AS tries,
+    SELECT coalesce(a.error_class, 'unknown') AS error_class,
+           count(*) AS tries,
            count(DISTINCT a.recording_id || char(0) || a.chunk_id) AS chunks,
            count(DISTINCT CASE WHEN c.status = 'done' THEN a.recording_id || char(0) || a.chunk_id END) AS rescued,
            {_CARDS} AS devices, coalesce(max(a.error), '') AS example
-    FROM attempt a LEFT JOIN task t USING (task_id) LEFT JOIN device d ON d.device_id = a.device_id
+    FROM attempt a LEFT JOIN task t USING (task_id)
+    LEFT JOIN device d ON d.device_id = a.device_id
     LEFT JOIN chunk c USING (recording_id, chunk_id)
-    WHERE a.outcome = 'failed' OR a.outcome = 'lost' AND a.error_class IN ('gpu_lost', 'ran_on_cpu')
+    WHERE a.outcome = 'failed' OR a.outcome = 'lost'
+    AND a.error_class IN ('gpu_lost', 'ran_on_cpu')
     GROUP BY 1 ORDER BY 2 DESC, 1"""
 _ALERTS = f"""
-    SELECT kind, CASE WHEN max(severity = 'critical') THEN 'critical' ELSE max(severity) END AS severity,
+    SELECT kind,
+           iif(max(severity = 'critical'), 'critical', max(severity)) AS severity,
            count(*) AS alerts, {_CARDS} AS devices,
            max(max(coalesce(a.ended_at_ms, t.ended_at_ms, l.last_at_ms, 0) - a.started_at_ms, 0)) / 1000.0 AS longest_s,
            max(peak) AS peak, max(threshold) AS threshold,
            (SELECT b.message FROM alert b WHERE b.kind = a.kind
-            ORDER BY b.severity = 'critical' DESC, b.peak DESC, b.started_at_ms LIMIT 1) AS example,
+            ORDER BY b.severity = 'critical' DESC, b.peak DESC,
+            b.started_at_ms LIMIT 1) AS example,
            count(CASE WHEN {STILL_OPEN} THEN 1 END) AS still_open
-    FROM alert a JOIN task t USING (task_id) LEFT JOIN device d ON d.device_id = a.device_id
+    FROM alert a JOIN task t USING (task_id)
+    LEFT JOIN device d ON d.device_id = a.device_id
     LEFT JOIN device_total l ON l.device_id = a.device_id
     GROUP BY kind ORDER BY 3 DESC, 1"""
 _FOREIGN = f"""
-    SELECT t.name AS task, t.node, d.device_index, p.pid, p.name, p.user,
-           (p.last_at_ms - p.first_at_ms) / 1000.0 AS seconds, p.memory_peak_bytes
-    FROM process p JOIN task t USING (task_id) JOIN device d USING (device_id)
+    SELECT t.name AS task, t.node, d.device_index, p.pid, p.name,
+           p.user,
+           (p.last_at_ms - p.first_at_ms) / 1000.0 AS seconds,
+           p.memory_peak_bytes
+    FROM process p JOIN task t USING (task_id)
+    JOIN device d USING (device_id)
     WHERE p.ours = 0 ORDER BY 7 DESC, 1, 3, 4 LIMIT {_MOST_FOREIGN}"""
 # With max(at_ms), SQLite takes the bare columns from the row of the last decision. The topic stands before the dot.
 _DECISIONS = """
     SELECT code, subject, figures, reason, tasks FROM (
-        SELECT code, subject, figures, reason, count(DISTINCT task_id) AS tasks, max(at_ms),
+        SELECT code, subject, figures, reason,
+               count(DISTINCT task_id) AS tasks, max(at_ms),
                substr(code, 1, instr(code || '.', '.') - 1) AS topic
         FROM decision GROUP BY topic, subject)
     ORDER BY topic, subject"""
@@ -192,39 +185,57 @@ _DONE_AGAIN = """
            min(a.job_id = b.job_id AND a.array_index = b.array_index AND a.procid IS b.procid
                AND coalesce(a.verdict, 'killed') IN ('killed', 'stopped')) AS restarted
     FROM rival_chunk r JOIN chunk c USING (recording_id, chunk_id)
-    JOIN task a ON a.task_id = r.task_id JOIN task b ON b.task_id = c.task_id
+    JOIN task a ON a.task_id = r.task_id
+    JOIN task b ON b.task_id = c.task_id
     WHERE r.status = 'done' GROUP BY 1, 2"""
 # The cost of tries of chunks that were done before; only chunks with rivals can have such tries.
 _AGAIN_GPU_S = f"""
     SELECT total(gpu_s) FROM (
         SELECT c.gpu_s, row_number() OVER (
-            PARTITION BY a.recording_id, a.chunk_id ORDER BY a.ended_at_ms, a.task_id, a.attempt_id) AS number
+            PARTITION BY a.recording_id, a.chunk_id
+            ORDER BY a.ended_at_ms, a.task_id, a.attempt_id) AS number
         FROM ({_DONE_AGAIN})
-        JOIN attempt a USING (recording_id, chunk_id) LEFT JOIN attempt_cost c USING (task_id, attempt_id)
+        JOIN attempt a USING (recording_id, chunk_id)
+        LEFT JOIN attempt_cost c USING (task_id, attempt_id)
         WHERE a.outcome = 'done')
     WHERE number > 1"""
+_TOTALS = f"""
+    SELECT c.done_s - o.overlap_s AS audio_done_s, o.overlap_s, c.done_of_unknown_length,
+           c.audio_left_s, c.left_of_unknown_length,
+           (SELECT count(*) FROM attempt) AS tries, p.cpu_tries, p.cpu_audio_s,
+           r.conflicts, r.restarted, g.failed_gpu_s, g.lost_gpu_s,
+           ({_AGAIN_GPU_S}) AS again_gpu_s
+    FROM (SELECT total(audio_s) FILTER (WHERE status = 'done') AS done_s,
+                 total(audio_s) FILTER (WHERE status = 'pending') AS audio_left_s,
+                 count(*) FILTER (WHERE status = 'done' AND audio_s IS NULL) AS done_of_unknown_length,
+                 count(*) FILTER (WHERE status = 'pending' AND audio_s IS NULL) AS left_of_unknown_length
+          FROM chunk) c,
+         (SELECT total(overlap_s) AS overlap_s FROM overlap) o,
+         (SELECT count(*) AS cpu_tries, total(c.audio_s - coalesce(o.overlap_s, 0)) AS cpu_audio_s
+          FROM attempt a JOIN chunk c USING (recording_id, chunk_id)
+          LEFT JOIN overlap o USING (recording_id, chunk_id)
+          WHERE a.outcome = 'done' AND a.device_id IS NULL) p,
+         (SELECT count(*) AS conflicts, coalesce(sum(restarted), 0) AS restarted
+          FROM ({_DONE_AGAIN})) r,
+         (SELECT total(gpu_s) FILTER (WHERE state = 'failed') AS failed_gpu_s,
+                 total(gpu_s) FILTER (WHERE state = 'lost') AS lost_gpu_s
+          FROM attempt_cost) g"""
+_LABELS = """
+    SELECT label, max(label_name), count(*) FROM recording_detection
+    GROUP BY label ORDER BY 3 DESC, 1"""
 _DONE_COST = "FROM attempt_cost c JOIN attempt a USING (task_id, attempt_id) WHERE a.outcome = 'done'"
+_COST = f"""
+    SELECT count(*) AS tries, avg(c.gpu_s) AS gpu_s_mean,
+           avg(c.busy_s) AS busy_s_mean,
+           count(c.energy_j) AS energy_tries, avg(c.energy_j) AS energy_j_mean {_DONE_COST}"""
 
 
 def _cost(db: sqlite3.Connection) -> CostFacts:
-    tries, gpu_s, busy_s, energy_tries, energy_j = db.execute(
-        f"SELECT count(*), avg(c.gpu_s), avg(c.busy_s), count(c.energy_j), avg(c.energy_j) {_DONE_COST}"
-    ).fetchone()
-    gpu_p50_s, gpu_p95_s, gpu_max_s = _ranks(db, "gpu_s", tries)
-    energy_p50_j, energy_p95_j, energy_max_j = _ranks(db, "energy_j", energy_tries)
-    return CostFacts(
-        tries=tries,
-        gpu_s_mean=gpu_s,
-        gpu_s_p50=gpu_p50_s,
-        gpu_s_p95=gpu_p95_s,
-        gpu_s_max=gpu_max_s,
-        busy_s_mean=busy_s,
-        energy_j_mean=energy_j,
-        energy_j_p50=energy_p50_j,
-        energy_j_p95=energy_p95_j,
-        energy_j_max=energy_max_j,
-        energy_tries=energy_tries,
-    )
+    [cost] = rows_by_name(db, _COST)
+    for column, count in (("gpu_s", cost["tries"]), ("energy_j", cost["energy_tries"])):
+        ranks = _ranks(db, column, count)
+        cost |= {f"{column}_{name}": value for name, value in zip(("p50", "p95", "max"), ranks, strict=True)}
+    return CostFacts(**cost)
 
 
 def _ranks(db: sqlite3.Connection, column: str, count: int) -> list[float | None]:
@@ -248,13 +259,10 @@ def add_last_contact(
     """
     holders = {file.task_id: file for file in files if file.status in HOLDING and file.mtime_ns is not None}
     as_of_ms = max(((file.mtime_ns or 0) // 10**6 for file in holders.values()), default=None)
-    merged_at_ms = None
-    with suppress(OSError, ValueError):
-        merged_at_ms = Path(db.execute("PRAGMA database_list").fetchone()[2]).stat().st_mtime_ns // 10**6
+    merged_at_ms = _merged_at_ms(db)
     listed = {path for (path,) in db.execute("SELECT path FROM source_file")}
     statuses, closed = _list(folder, listed)
     new = not_none(map(_task_of, statuses.keys() - listed))
-
     shown = []
     followed = set[str]()  # the files of tasks that had not ended
     gone = 0
@@ -266,29 +274,42 @@ def add_last_contact(
         followed.add(file.path)
         status = statuses.get(file.path)
         at_merge = with_contact(task, file.size_bytes or 0, file.mtime_ns or 0)
-        if status is None:  # other tasks published long after a silent one
-            was_silent = is_silent(at_merge.heard_at_ms, at_merge.silent_after_s, as_of_ms)
+        now_ms = as_of_ms if status is None else merged_at_ms  # other tasks published long after a silent one
+        was_silent = is_silent(at_merge.heard_at_ms, at_merge.silent_after_s, now_ms)
+        if status is None:
             shown.append(at_merge if was_silent else task)
             gone += not was_silent
             continue
-        was_silent = is_silent(at_merge.heard_at_ms, at_merge.silent_after_s, merged_at_ms)
         is_copy = was_silent and status.st_size == file.size_bytes
-        if is_copy or file.is_same(status):
-            shown.append(at_merge)
-        elif was_silent:
-            shown.append(replace(at_merge, changed=True))  # a later attempt may have published it
-        else:
-            shown.append(with_contact(task, status.st_size, status.st_mtime_ns, changed=True))
+        has_changed = not (is_copy or file.is_same(status))
+        if has_changed and not was_silent:
+            at_merge = with_contact(task, status.st_size, status.st_mtime_ns)
+        shown.append(replace(at_merge, changed=has_changed))  # of a silent one, a later attempt may have published it
 
     changed = sum(task.changed for task in shown)
-    for file in files:
-        # The file of an ended task does not change: with a new time but the same size it is a copy. A missing file does
-        # not count as changed.
-        if file.path in statuses.keys() - followed and file.mtime_ns is not None:
-            changed += statuses[file.path].st_size != file.size_bytes
-    indices = {key.array_index for key in new if not key.job_id.startswith("local")}
-    fresh = Freshness(as_of_ms, changed, gone, new=len(new), new_indices=tuple(sorted(indices)), closed=closed)
-    return shown, fresh
+    changed += sum(_was_resized(file, statuses) for file in files if file.path not in followed)
+    return shown, Freshness(as_of_ms, changed, gone, new=len(new), new_indices=_indices(new), closed=closed)
+
+
+def _indices(tasks: Iterable[TaskKey]) -> tuple[int, ...]:
+    """Return the array indices of tasks of Slurm."""
+    return tuple(sorted({task.array_index for task in tasks if not task.job_id.startswith("local")}))
+
+
+def _merged_at_ms(db: sqlite3.Connection) -> int | None:
+    """Return when a job database was last written."""
+    with suppress(OSError, ValueError):
+        return Path(db.execute("PRAGMA database_list").fetchone()[2]).stat().st_mtime_ns // 10**6
+    return None
+
+
+def _was_resized(file: SourceFile, statuses: Mapping[str, os.stat_result]) -> bool:
+    """Say whether the file of an ended task has another size: with a new time but the same size it is a copy.
+
+    A missing file does not count.
+    """
+    status = statuses.get(file.path)
+    return status is not None and file.mtime_ns is not None and status.st_size != file.size_bytes
 
 
 def _list(folder: Path, merged: Collection[str]) -> tuple[dict[str, os.stat_result], str | None]:
@@ -304,11 +325,10 @@ def _list(folder: Path, merged: Collection[str]) -> tuple[dict[str, os.stat_resu
                 for entry in entries:
                     name = entry.name.encode("utf-8", "backslashreplace").decode()  # as in shown_path
                     path = name if parent == "." else f"{parent}/{name}"
-                    if path in merged or _task_of(path) is not None:
-                        with suppress(OSError):  # just removed, or a broken link
-                            status = entry.stat()
-                            if stat.S_ISREG(status.st_mode):
-                                statuses[path] = status
+                    is_known = path in merged or _task_of(path) is not None
+                    with suppress(OSError):  # just removed, or a link that cannot be followed
+                        if is_known and entry.is_file():
+                            statuses[path] = entry.stat()
         except (FileNotFoundError, NotADirectoryError, ValueError):
             continue  # its files count as gone
         except OSError as error:

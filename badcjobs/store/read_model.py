@@ -73,8 +73,10 @@ class PackedSteps(Sequence[int | None]):
         return (None if number == _NO_READING else number for number in self._numbers)
 
     def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return tuple(self)[place]
         number = self._numbers[place]
-        return PackedSteps(number) if isinstance(place, slice) else None if number == _NO_READING else number
+        return None if number == _NO_READING else number
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
@@ -223,7 +225,10 @@ class DeviceFacts:
     @property
     def last(self) -> dict[str, float]:
         """Its last reading: metric → value, and at_ms, without unknown values."""
-        values = {"at_ms": self.read_at_ms, **{metric: getattr(self.reading, metric) for metric in METRICS}}
+        values = {
+            "at_ms": self.read_at_ms,
+            **{metric: getattr(self.reading, metric) for metric in METRICS},
+        }
         return {name: value for name, value in values.items() if value is not None}
 
     @property
@@ -361,7 +366,7 @@ class TaskFacts:
     ended_at_ms: int | None = None
     before: int = 0  # chunks done before this attempt
     failed_before: int = 0  # chunks that failed permanently before this attempt
-    settings: str | None = None  # its settings as JSON
+    settings: str = ""  # its settings as JSON; empty: not known
     live_folder: str | None = None  # on its node
     # Totals
     tries: int = 0
@@ -584,15 +589,15 @@ class JobFacts:
     """The content of a job database."""
 
     tasks: tuple[TaskFacts, ...]
-    devices: tuple[DeviceFacts, ...]
-    chunks: Mapping[str, int]
-    audio_done_s: float
-    done_of_unknown_length: int
-    tries: int
-    failed: tuple[FailedChunk, ...]
-    labels: tuple[tuple[str, str | None, int], ...]
-    gaps: tuple[GapFacts, ...]
-    file_remarks: tuple[tuple[str, str], ...]  # (path, remark) for each file that was not simply merged
+    devices: tuple[DeviceFacts, ...] = ()
+    chunks: Mapping[str, int] = field(default_factory=dict)
+    audio_done_s: float = 0.0
+    done_of_unknown_length: int = 0
+    tries: int = 0
+    failed: tuple[FailedChunk, ...] = ()
+    labels: tuple[tuple[str, str | None, int], ...] = ()
+    gaps: tuple[GapFacts, ...] = ()
+    file_remarks: tuple[tuple[str, str], ...] = ()  # (path, remark) for each file that was not simply merged
     lossy_paths: tuple[str, ...] = ()  # of the files with rows that are missing, or may be
     file_folders: tuple[str, ...] = ()  # folders of its task databases: absolute, or below the job database's folder
     conflicts: int = 0  # chunks that were done more than once; a documented rule chooses one result

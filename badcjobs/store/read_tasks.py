@@ -24,7 +24,6 @@ from badcjobs.model import (
     ProcessFacts,
     Reading,
     Stretches,
-    not_none,
     silent_after_s,
 )
 from badcjobs.model.work import AUDIO_FAULTS
@@ -56,18 +55,11 @@ from badcjobs.store.read_model import (
 )
 from badcjobs.store.schema import columns_of
 
-_TASKS = """
-    SELECT t.task_id, t.name, t.job_id, t.array_index, t.restart, t.node, t.procid, t.engine, t.telemetry, t.devices,
-           t.workers, t.cpus, t.memory_limit_bytes, t.time_limit_s, t.slurm_state, t.shard_index, t.shard_count,
-           t.started_at_ms, t.ended_at_ms, t.exit_code, t.verdict, coalesce(t.verdict, 'running') AS state,
-           u.cpu_mean_cores, u.memory_peak_bytes, u.read_mean_bytes_per_s, u.host_cpu_mean_percent,
-           u.host_memory_peak_bytes
-    FROM task t LEFT JOIN task_total u USING (task_id)
-    ORDER BY t.job_id, t.array_index, t.restart, t.node, t.name"""
-_WORKER_DECISIONS = "SELECT task_id, figures FROM decision WHERE code GLOB 'workers.*' ORDER BY at_ms"
 _CHUNKS = """
-    SELECT task_id, sum(status = 'done') AS done, sum(status IN ('failed', 'poison')) AS failed,
-           sum(status = 'pending') AS pending, sum(status = 'skipped' AND error_class IS NULL) AS before,
+    SELECT task_id, sum(status = 'done') AS done,
+           sum(status IN ('failed', 'poison')) AS failed,
+           sum(status = 'pending') AS pending,
+           sum(status = 'skipped' AND error_class IS NULL) AS before,
            sum(status = 'skipped' AND error_class IS NOT NULL) AS failed_before,
            total(CASE WHEN status = 'done' THEN audio_s END) AS audio_s,
            CAST(total(CASE WHEN status = 'done' THEN detections END) AS INTEGER) AS detections,
@@ -75,46 +67,75 @@ _CHUNKS = """
            total(CASE WHEN status = 'pending' THEN audio_s END) AS audio_left_s,
            sum(status = 'pending' AND audio_s IS NULL) AS left_of_unknown_length
     FROM chunk GROUP BY 1"""
-_OVERLAPS = "SELECT task_id, sum(overlap_s) FROM overlap GROUP BY 1"
 _ATTEMPTS = """
-    SELECT task_id, count(*), max(coalesce(ended_at_ms, started_at_ms)), min(started_at_ms),
-           max(CASE WHEN outcome = 'done' THEN ended_at_ms - started_at_ms END) / 1000.0
+    SELECT task_id, count(*) AS tries, min(started_at_ms) AS first_ms,
+           max(coalesce(ended_at_ms, started_at_ms)) AS last_ms,
+           max(CASE WHEN outcome = 'done' THEN ended_at_ms - started_at_ms END) / 1000.0 AS longest_s
     FROM attempt GROUP BY 1"""
+_TASKS = f"""
+    SELECT t.task_id, t.name, t.job_id, t.array_index, t.restart,
+           t.node, t.procid, t.engine, t.telemetry, t.devices,
+           t.workers, t.cpus, t.memory_limit_bytes, t.time_limit_s,
+           t.slurm_state, t.shard_index, t.shard_count,
+           t.started_at_ms, t.ended_at_ms, t.exit_code, t.verdict,
+           coalesce(t.verdict, 'running') AS state,
+           u.cpu_mean_cores, u.memory_peak_bytes, u.read_mean_bytes_per_s,
+           u.host_cpu_mean_percent, u.host_memory_peak_bytes,
+           c.done, c.failed, c.pending, c.before, c.failed_before,
+           c.audio_s - coalesce(o.overlap_s, 0.0) AS audio_s,
+           c.detections, c.done_of_unknown_length, c.audio_left_s,
+           c.left_of_unknown_length,
+           a.tries, a.longest_s, max(0, a.first_ms - t.started_at_ms) / 1000.0 AS startup_s,
+           max(t.started_at_ms, coalesce(a.last_ms, 0), coalesce(g.last_ms, 0)) AS last_sign_ms,
+           s.value AS settings, l.value AS live_folder
+    FROM task t LEFT JOIN task_total u USING (task_id)
+    LEFT JOIN ({_CHUNKS}) c USING (task_id)
+    LEFT JOIN ({_ATTEMPTS}) a USING (task_id)
+    LEFT JOIN (SELECT task_id, sum(overlap_s) AS overlap_s
+        FROM overlap GROUP BY 1) o USING (task_id)
+    LEFT JOIN (SELECT task_id, max(to_ms) AS last_ms FROM gap
+        GROUP BY 1) g USING (task_id)
+    LEFT JOIN task_meta s ON s.task_id = t.task_id
+        AND s.key = 'settings'
+    LEFT JOIN task_meta l ON l.task_id = t.task_id
+        AND l.key = 'live_folder'
+    ORDER BY t.job_id, t.array_index, t.restart, t.node, t.name"""
+_WORKER_DECISIONS = "SELECT task_id, figures FROM decision WHERE code GLOB 'workers.*' ORDER BY at_ms"
 _ERRORS = f"""
-    SELECT task_id, error_class, count(*), min(error) FROM chunk WHERE error_class IS NOT NULL AND status != 'done'
+    SELECT task_id, error_class, count(*), min(error) FROM chunk
+    WHERE error_class IS NOT NULL AND status != 'done'
     GROUP BY 1, 2, CASE WHEN error_class IN {AUDIO_FAULTS} THEN source_path END"""
-_LAST_GAPS = "SELECT task_id, max(to_ms) FROM gap GROUP BY 1"
 _LAST_HOST = """
-    SELECT at_ms, cpu_percent, memory_used_bytes, 100.0 * memory_used_bytes / memory_total_bytes AS memory_percent
+    SELECT at_ms, cpu_percent, memory_used_bytes,
+           100.0 * memory_used_bytes / memory_total_bytes AS memory_percent
     FROM host_sample WHERE task_id = ? ORDER BY {order} DESC LIMIT 1"""
-_SETTINGS = "SELECT task_id, value FROM meta, task WHERE key = 'settings'"  # a task database has one task
-_LIVE_FOLDER = "SELECT value FROM meta WHERE key = 'live_folder'"
-_SETTINGS_OF_JOB = "SELECT task_id, value FROM task_meta WHERE key = 'settings'"
 _DEVICE = """d.device_id, t.name AS task, t.node, d.device_index AS "index", d.uuid, d.token, d.name, d.backend,
              d.memory_total_bytes, d.power_limit_w, d.driver"""
 _DEVICES_NOW = f"""
     SELECT {_DEVICE} FROM device d JOIN task t USING (task_id) ORDER BY d.device_index, d.token"""
+# Audio that two chunks have counts once.
 _DONE = """
-    SELECT device_id, count(*), total(audio_s) FROM chunk
-    WHERE task_id = ? AND status = 'done' AND device_id IS NOT NULL GROUP BY 1"""
-# In a job database: audio that two chunks have counts once.
-_DONE_IN_JOB = """
     SELECT c.device_id, count(*), total(c.audio_s - coalesce(o.overlap_s, 0))
     FROM {chunk} c LEFT JOIN overlap o USING (recording_id, chunk_id)
     WHERE c.task_id = ? AND c.status = 'done' AND c.device_id IS NOT NULL GROUP BY 1"""
+_DONE_NOW = _DONE.format(chunk="chunk")
 # Also chunks that another task has done again, whose result was chosen.
-_DONE_EVER = _DONE_IN_JOB.format(chunk="(SELECT * FROM chunk UNION ALL SELECT * FROM rival_chunk)")
+_DONE_EVER = _DONE.format(chunk="(SELECT * FROM chunk UNION ALL SELECT * FROM rival_chunk)")
 _UNDER_WAY = f"""
     SELECT task_id, device_id, {CHUNK_NAME} FROM attempt WHERE ended_at_ms IS NULL ORDER BY started_at_ms DESC"""
 _TRAIL = """
-    SELECT device_id, from_ms, to_ms, CAST(round(utilization_mean_percent) AS INTEGER),
-           CAST(round(memory_used_mean_bytes) AS INTEGER), CAST(round(temperature_mean_c) AS INTEGER),
+    SELECT device_id, from_ms, to_ms,
+           CAST(round(utilization_mean_percent) AS INTEGER),
+           CAST(round(memory_used_mean_bytes) AS INTEGER),
+           CAST(round(temperature_mean_c) AS INTEGER),
            CAST(round(power_mean_w) AS INTEGER)
     FROM device_stretch WHERE task_id = ? ORDER BY device_id, from_ms"""
 STILL_OPEN = "a.ended_at_ms IS NULL AND t.ended_at_ms IS NULL AND t.verdict IS NULL"
 _ALERTS = f"""
-    SELECT a.kind, a.severity, a.message, t.node, a.started_at_ms, t.name AS task, d.device_index,
-           d.uuid AS device_uuid, a.peak, a.threshold, {STILL_OPEN} AS is_open
+    SELECT a.kind, a.severity, a.message, t.node, a.started_at_ms,
+           t.name AS task, d.device_index,
+           d.uuid AS device_uuid, a.peak, a.threshold,
+           {STILL_OPEN} AS is_open
     FROM alert a JOIN task t USING (task_id) LEFT JOIN device d ON d.device_id = a.device_id"""
 # of a device; they may have the metrics that are not in each sample
 _RECENT_ROWS = 10
@@ -122,57 +143,61 @@ _RECENT_MS = 10_000
 _MOST_UNDER_WAY = 16  # names of chunks to show
 _GONE_MS = 60_000  # the recorder reads processes less often than devices; one last seen longer ago has ended
 _PROCESSES = f"""
-    SELECT task.name, device.uuid, device.token, process.pid, process.name, process.user, (
+    SELECT task.name, device.uuid, device.token, process.pid,
+           process.name, process.user, (
         SELECT memory_used_bytes FROM process_sample AS now
-        WHERE now.task_id = process.task_id AND now.device_id = process.device_id AND now.pid = process.pid
+        WHERE now.task_id = process.task_id
+        AND now.device_id = process.device_id AND now.pid = process.pid
           AND now.at_ms = process.last_at_ms)
-    FROM process JOIN device USING (task_id, device_id) JOIN task USING (task_id)
+    FROM process JOIN device USING (task_id, device_id)
+    JOIN task USING (task_id)
     JOIN device_total USING (task_id, device_id)
     WHERE process.last_at_ms > device_total.last_at_ms - {_GONE_MS}
     ORDER BY process.first_at_ms"""
 
 
+# What only a job database has, as it is for a single task.
+_LIKE_JOB = f"""
+    CREATE TEMP VIEW IF NOT EXISTS task_meta AS
+        SELECT task_id, key, value FROM task, meta;
+    CREATE TEMP VIEW IF NOT EXISTS rival_chunk AS
+        SELECT * FROM chunk WHERE false;
+    CREATE TEMP VIEW IF NOT EXISTS overlap AS
+        SELECT NULL AS task_id, NULL AS recording_id, NULL AS chunk_id,
+               NULL AS overlap_s WHERE false;
+    CREATE TEMP VIEW IF NOT EXISTS device_summary AS {DEVICE_SUMMARY.select()}"""
+
+
+def _show_like_job(db: sqlite3.Connection) -> bool:
+    """Let the queries for a job database also work with a task database; return whether it is a job database."""
+    is_job = is_job_database(db)
+    if not is_job:
+        db.executescript(_LIKE_JOB)
+    return is_job
+
+
 def read_task_rows(db: sqlite3.Connection, known: Collection[str] = ()) -> list[TaskFacts]:
     """Return the tasks of a task or job database without their devices; skip those whose names are in ``known``."""
-    rows = [row for row in rows_by_name(db, _TASKS) if row["name"] not in known]
-    if not rows:
+    if all(name in known for (name,) in db.execute("SELECT name FROM task")):
         return []
-    of_job = is_job_database(db)
-    chunks = {row.pop("task_id"): row for row in rows_by_name(db, _CHUNKS)}
-    if of_job:
-        for task_id, overlap_s in db.execute(_OVERLAPS):
-            chunks[task_id]["audio_s"] -= overlap_s
-    workers = grouped(db.execute(_WORKER_DECISIONS))
-    attempts = {task_id: rest for task_id, *rest in db.execute(_ATTEMPTS)}
-    errors = grouped((task_id, tuple(rest)) for task_id, *rest in db.execute(_ERRORS))
-    last_gaps_ms = dict(db.execute(_LAST_GAPS))
-    all_settings = db.execute(_SETTINGS_OF_JOB if of_job else _SETTINGS)
-    settings = {task_id: intern(text) for task_id, text in all_settings if text}  # most tasks have the same
-    live_folder = None if of_job else read_value(db, _LIVE_FOLDER)
+    is_job = _show_like_job(db)
+    last_host = _LAST_HOST.format(order="at_ms" if is_job else "rowid")  # no index, but in order of time
+    decisions = grouped(db.execute(_WORKER_DECISIONS))
+    errors = grouped(db.execute(_ERRORS))
     alerts = grouped((alert.task, alert) for alert in read_as(db, TaskAlert, _ALERTS))
-    last_host = _LAST_HOST.format(order="at_ms" if of_job else "rowid")  # no index, but in order of time
 
     tasks = []
-    for row in rows:
+    for row in rows_by_name(db, _TASKS):
+        if row["name"] in known:
+            continue
         task_id = row["task_id"]
-        row["workers"] = _workers_now(row["workers"], workers[task_id])
-        host = next(iter(rows_by_name(db, last_host, (task_id,))), {})
-        tries, attempt_ms, first_ms, longest_s = attempts.get(task_id, (0, None, None, None))
-        signs_ms = [row["started_at_ms"], last_gaps_ms.get(task_id), host.pop("at_ms", None), attempt_ms]
-        task = TaskFacts(
-            **row,
-            **chunks.get(task_id, {}),
-            **host,
-            tries=tries,
-            startup_s=None if first_ms is None else max(0, first_ms - row["started_at_ms"]) / 1000,
-            longest_s=longest_s,
-            errors=tuple(errors[task_id]),
-            last_sign_ms=row["ended_at_ms"] or max(not_none(signs_ms)),
-            settings=settings.get(task_id),
-            live_folder=live_folder,
-            alerts=tuple(alerts[row["name"]]),
-        )
-        tasks.append(task)
+        row |= next(iter(rows_by_name(db, last_host, (task_id,))), {})
+        read_at_ms = row.pop("at_ms", 0)
+        row["last_sign_ms"] = row["ended_at_ms"] or max(row["last_sign_ms"], read_at_ms)
+        row["workers"] = _workers_now(row["workers"], decisions[task_id])
+        row["settings"] = intern(row["settings"] or "")  # most tasks have the same
+        facts = {name: value for name, value in row.items() if value is not None}
+        tasks.append(TaskFacts(**facts, errors=tuple(errors[task_id]), alerts=tuple(alerts[row["name"]])))
     return tasks
 
 
@@ -214,15 +239,17 @@ def read_tasks(path: Path, known: Collection[str] = ()) -> tuple[TaskFacts, ...]
 
 
 def _read_devices_now(
-    db: sqlite3.Connection, task: TaskFacts, rows: Iterable[Mapping[str, Any]], under_way: Iterable[tuple[int, str]]
+    db: sqlite3.Connection,
+    task: TaskFacts,
+    rows: Iterable[Mapping[str, Any]],
+    under_way: Iterable[tuple[int, str]],
 ) -> Iterator[DeviceFacts]:
     """Yield the devices of a task with their last readings and what they do; ``under_way``: device → chunk."""
     is_alive = task.verdict is None
     place = (task.task_id,)
-    done_sql = _DONE_IN_JOB.format(chunk="chunk") if is_job_database(db) else _DONE
     last = last_readings(db, task.task_id)
-    audio = {device_id: (done, audio_s) for device_id, done, audio_s in db.execute(done_sql, place)}
-    stretches = grouped((device_id, rest) for device_id, *rest in db.execute(_TRAIL, place))
+    audio = {device_id: (done, audio_s) for device_id, done, audio_s in db.execute(_DONE_NOW, place)}
+    stretches = grouped(db.execute(_TRAIL, place))
     chunks = grouped(under_way)
     for row in rows:
         device_id = row["device_id"]
@@ -245,7 +272,12 @@ def _read_devices_now(
 def with_contact(task: TaskFacts, size_bytes: int, published_ns: int, **more: Any) -> TaskFacts:
     """Return a task with the time of its last contact, from the size and time of its database, and more facts."""
     after_s = silent_after_s(size_bytes, parse_settings(task.settings).get("publish_every_s"))
-    return replace(task, heard_at_ms=max(task.last_sign_ms, published_ns // 10**6), silent_after_s=after_s, **more)
+    return replace(
+        task,
+        heard_at_ms=max(task.last_sign_ms, published_ns // 10**6),
+        silent_after_s=after_s,
+        **more,
+    )
 
 
 def read_accounts(path: Path, tasks: Iterable[TaskFacts]) -> tuple[TaskFacts, ...]:
@@ -269,17 +301,15 @@ def last_readings(db: sqlite3.Connection, task_id: int) -> dict[int, tuple[int, 
     database is sorted otherwise and has an index.
     """
     select = f"SELECT at_ms, {', '.join(METRICS)} FROM sample WHERE device_id = ? AND at_ms BETWEEN ? AND ? AND"
-    by_row = f"{select} rowid BETWEEN ? AND ? ORDER BY at_ms DESC"
-    by_time = f"{select} task_id = ? ORDER BY at_ms DESC LIMIT {_RECENT_ROWS}"
     totals = "SELECT device_id, samples, last_at_ms FROM device_total WHERE task_id = ? AND samples > 0 ORDER BY 1"
+    is_job = is_job_database(db)
     last_by_device = {}
     row_number = 0
     for device_id, samples, last_ms in db.execute(totals, (task_id,)).fetchall():
         row_number += samples
-        place = (device_id, last_ms - _RECENT_MS, last_ms)
-        rows = db.execute(by_row, (*place, row_number - _RECENT_ROWS, row_number)).fetchall()
-        if not rows or rows[0][0] != last_ms:
-            rows = db.execute(by_time, (*place, task_id)).fetchall()
+        place = f"task_id = {task_id}" if is_job else f"rowid BETWEEN {row_number - _RECENT_ROWS} AND {row_number}"
+        sql = f"{select} {place} ORDER BY at_ms DESC LIMIT {_RECENT_ROWS}"
+        rows = db.execute(sql, (device_id, last_ms - _RECENT_MS, last_ms)).fetchall()
         if rows:
             readings = [Reading(**dict(zip(METRICS, row[1:], strict=True))) for row in rows]
             last_by_device[device_id] = rows[0][0], readings[0].completed(readings[1:])
@@ -311,20 +341,25 @@ def read_processes(path: Path) -> dict[tuple[str, str | None, str], list[Process
 Times = tuple[tuple[int, int], ...]  # from, to in ms, in order
 
 _TRIES = f"""
-    SELECT a.device_id, sum({UNDER_WAY}), total(c.gpu_s), sum(c.busy_s), sum(c.energy_j)
-    FROM attempt a JOIN task t USING (task_id) LEFT JOIN worker w USING (worker_id)
-    LEFT JOIN attempt_cost c ON c.task_id = a.task_id AND c.attempt_id = a.attempt_id AND c.state = 'working'
+    SELECT a.device_id, sum({UNDER_WAY}), total(c.gpu_s),
+           sum(c.busy_s), sum(c.energy_j)
+    FROM attempt a JOIN task t USING (task_id)
+    LEFT JOIN worker w USING (worker_id)
+    LEFT JOIN attempt_cost c ON c.task_id = a.task_id
+        AND c.attempt_id = a.attempt_id AND c.state = 'working'
     WHERE a.outcome IS NULL AND a.device_id IS NOT NULL GROUP BY 1"""
 _OPEN = f"""
     WITH open AS (
         SELECT a.task_id, a.device_id, min(a.started_at_ms) AS from_ms
-        FROM attempt a JOIN task t USING (task_id) LEFT JOIN worker w USING (worker_id)
+        FROM attempt a JOIN task t USING (task_id)
+        LEFT JOIN worker w USING (worker_id)
         WHERE {UNDER_WAY} AND a.device_id IS NOT NULL GROUP BY 1, 2)"""
 _FROM_TO = f"""{_OPEN}
     SELECT o.device_id, o.from_ms, max(s.to_ms)
     FROM open o JOIN device_stretch s USING (task_id, device_id) GROUP BY 1"""
 _DONE_BESIDE = f"""{_OPEN}
-    SELECT a.device_id, a.started_at_ms, a.ended_at_ms FROM attempt a JOIN open o USING (task_id, device_id)
+    SELECT a.device_id, a.started_at_ms, a.ended_at_ms FROM attempt a
+    JOIN open o USING (task_id, device_id)
     WHERE a.outcome = 'done' AND a.ended_at_ms > o.from_ms ORDER BY 1, 2"""
 
 
@@ -350,10 +385,12 @@ def _without(from_ms: int, to_ms: int, done: Iterable[tuple[int, int]]) -> Itera
 # --- each device ------------------------------------------------------------------------------------------------------
 
 _DEVICES = f"""
-    SELECT {_DEVICE}, d.slowdown_c, s.samples, s.memory_peak_bytes, s.temperature_max_c, s.power_mean_w, s.span_s,
+    SELECT {_DEVICE}, d.slowdown_c, s.samples, s.memory_peak_bytes,
+           s.temperature_max_c, s.power_mean_w, s.span_s,
            s.energy_j AS energy_counter_j, s.energy_span_s AS energy_counter_span_s, s.energy_integrated_j,
            coalesce(s.gap_s, 0.0) AS gap_s, s.busy_mean_percent
-    FROM device d JOIN task t USING (task_id) JOIN device_summary s USING (device_id)
+    FROM device d JOIN task t USING (task_id)
+    JOIN device_summary s USING (device_id)
     WHERE d.task_id = ? ORDER BY d.device_index, d.token"""
 _NONE = UnderWay()
 _UNREAD = Reading()
@@ -361,14 +398,14 @@ _SHARED = ("task", "node", "name", "backend")  # the same text for many devices:
 _THROTTLED = "SELECT device_id, reason, samples FROM throttle_count WHERE task_id = ?"
 _STATES = "SELECT device_id, state, total_s, measured_s, busy_s, energy_j FROM device_time WHERE task_id = ?"
 _METRIC_ROWS = """
-    SELECT device_id, metric, samples, minimum, mean, p50, p95, maximum FROM metric_summary WHERE task_id = ? AND metric
-    IN ('utilization_percent', 'busy_percent', 'memory_used_bytes', 'temperature_c', 'power_w', 'sm_clock_mhz')"""
+    SELECT device_id, metric, samples, minimum, mean, p50, p95, maximum
+    FROM metric_summary WHERE task_id = ? AND metric IN (
+        'utilization_percent', 'busy_percent', 'memory_used_bytes', 'temperature_c', 'power_w', 'sm_clock_mhz')"""
 
 
 def read_devices(db: sqlite3.Connection, *, readings: bool = True) -> Iterator[DeviceFacts]:
     """Yield the devices of all tasks with the totals that were computed at publication, and their last ``readings``."""
-    if not is_job_database(db):  # which has this view
-        db.execute(f"CREATE TEMP VIEW device_summary AS {DEVICE_SUMMARY.select()}")
+    _show_like_job(db)
     alone = read_alone(db)
     under_way = {}
     for device_id, tries, total_s, busy_s, energy_j in db.execute(_TRIES):  # they count as working
@@ -400,18 +437,23 @@ def read_devices(db: sqlite3.Connection, *, readings: bool = True) -> Iterator[D
 
 _WORKERS = "SELECT device_id, count(*) FROM worker WHERE task_id = ? AND device_id IS NOT NULL GROUP BY 1"
 _DURATIONS = """
-    SELECT device_id, (ended_at_ms - started_at_ms) / 1000.0, count(*) FROM attempt
+    SELECT device_id, (ended_at_ms - started_at_ms) / 1000.0, count(*)
+    FROM attempt
     WHERE task_id = ? AND outcome = 'done' AND device_id IS NOT NULL GROUP BY 1, 2"""
 _WORK = f"""
-    SELECT a.device_id, sum(a.outcome IS 'done'), sum(a.outcome IS 'failed'),
-           sum((a.outcome IS NULL OR a.outcome = 'lost') AND NOT {UNDER_WAY}), max(a.ended_at_ms),
-           max(CASE WHEN a.error_class IN ('gpu_lost', 'ran_on_cpu') THEN a.error_class END)
-    FROM attempt a JOIN task t USING (task_id) LEFT JOIN worker w USING (worker_id)
+    SELECT a.device_id, sum(a.outcome IS 'done') AS done,
+           sum(a.outcome IS 'failed') AS failed,
+           sum((a.outcome IS NULL OR a.outcome = 'lost') AND NOT {UNDER_WAY}) AS lost,
+           max(a.ended_at_ms) AS last_end_ms,
+           max(CASE WHEN a.error_class IN ('gpu_lost', 'ran_on_cpu') THEN a.error_class END) AS gave_up
+    FROM attempt a JOIN task t USING (task_id)
+    LEFT JOIN worker w USING (worker_id)
     WHERE a.task_id = ? AND a.device_id IS NOT NULL GROUP BY 1"""
 # The mean utilization in 20 parts of the task's time, in whole percent; NULL: no sample.
 _SPARKS = """
     WITH span AS MATERIALIZED (
-        SELECT min(from_ms) AS first_ms, max(to_ms) AS last_ms FROM device_stretch WHERE task_id = ?1)
+        SELECT min(from_ms) AS first_ms, max(to_ms) AS last_ms
+        FROM device_stretch WHERE task_id = ?1)
     SELECT device_id, CAST(round(sum(utilization_mean_percent * samples)
                                  / sum(iif(utilization_mean_percent IS NULL, 0, samples))) AS INTEGER)
     FROM span, device_stretch WHERE task_id = ?1
@@ -421,24 +463,20 @@ _SPARKS = """
 def _work(db: sqlite3.Connection, task: tuple[int]) -> dict[int, DeviceWork]:
     workers = dict(db.execute(_WORKERS, task))
     durations = grouped(db.execute(_DURATIONS, task))
-    done_sql = _DONE_EVER if is_job_database(db) else _DONE
-    audio_s = {device_id: seconds for device_id, _, seconds in db.execute(done_sql, task)}
+    audio_s = {device_id: seconds for device_id, _, seconds in db.execute(_DONE_EVER, task)}
     work = {device_id: DeviceWork(many) for device_id, many in workers.items()}
-    for device_id, done, failed, lost, last_end_ms, gave_up in db.execute(_WORK, task):
+    for row in rows_by_name(db, _WORK, task):
+        device_id = row.pop("device_id")
         p50_s = p95_s = longest_s = None
         if durations[device_id]:
             _, _, _, p50_s, p95_s, longest_s = distribution(dict(durations[device_id]))
         work[device_id] = DeviceWork(
+            **row,
             workers=workers.get(device_id, 0),
-            done=done,
-            failed=failed,
-            lost=lost,
             audio_s=audio_s.get(device_id, 0.0),
             chunk_p50_s=p50_s,
             chunk_p95_s=p95_s,
             chunk_max_s=longest_s,
-            last_end_ms=last_end_ms,
-            gave_up=gave_up,
         )
     return work
 
@@ -452,7 +490,9 @@ _SETS = "SELECT count(DISTINCT value) FROM task_meta WHERE key = 'settings'"
 _VERSIONS = "SELECT DISTINCT version FROM task WHERE version IS NOT NULL ORDER BY 1"
 _STRETCHES = f"""
     SELECT from_ms, to_ms, state, {", ".join(f"s.{state}_s" for state in STATES)}, {", ".join(_FIGURES)}
-    FROM device_stretch s WHERE task_id = (SELECT task_id FROM device WHERE device_id = ?1) AND device_id = ?1
+    FROM device_stretch s
+    WHERE task_id = (SELECT task_id FROM device WHERE device_id = ?1)
+    AND device_id = ?1
     ORDER BY from_ms"""
 
 

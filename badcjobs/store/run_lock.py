@@ -49,7 +49,9 @@ def check_writable(out: Path) -> None:
         tempfile.TemporaryFile(dir=out).close()
     except OSError as error:
         raise BadInput(
-            f"--out {out} cannot be written", why=error.strerror, fix="--out FOLDER   (one that you can write to)"
+            f"--out {out} cannot be written",
+            why=error.strerror,
+            fix="--out FOLDER   (one that you can write to)",
         ) from error
 
 

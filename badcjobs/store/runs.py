@@ -19,7 +19,8 @@ from badcjobs.store.source_files import check_bytes, full_path
 _MOST_RUNS = 20
 _FACTS = "SELECT engine, value FROM task, meta WHERE key = 'settings'"
 _MERGED = """
-    SELECT s.path, t.engine, m.value FROM task t JOIN source_file s USING (task_id)
+    SELECT s.path, t.engine, m.value FROM task t
+    JOIN source_file s USING (task_id)
     LEFT JOIN task_meta m ON m.task_id = t.task_id AND m.key = 'settings' GROUP BY t.job_id"""
 
 
@@ -32,7 +33,11 @@ class _Run(NamedTuple):
     def of(cls, file: Path, engine: object = None, settings: str | None = None) -> _Run:
         folder = next((above for above in file.parents[:3] if (above / "run.toml").is_file()), None)
         values = parse_settings(settings)
-        facts = (str(values.get("out")), str(engine), ", ".join(map(str, values.get("source") or ["not known"])))
+        facts = (
+            str(values.get("out")),
+            str(engine),
+            ", ".join(map(str, values.get("source") or ["not known"])),
+        )
         return cls(folder or file.parent, folder and folder.resolve(), facts if values else None)
 
     def is_other(self, run: _Run) -> bool:
@@ -67,19 +72,17 @@ def _find_runs(folder: Path) -> list[Path]:
 
 def refuse_different_runs(files: Iterable[Path], inputs: Sequence[Path], job: Path | None) -> None:
     """Refuse files of different runs, or of other runs than those that the job database has."""
-    same = list[_Run]()
-    other_runs = list[_Run]()
+    runs = list[_Run]()
     if job is not None:
         with suppress(*UNREADABLE), closing(open_sealed(job)) as db:
-            same = [_Run.of(full_path(job.parent / path), *facts) for path, *facts in db.execute(_MERGED)]
+            runs = [_Run.of(full_path(job.parent / path), *facts) for path, *facts in db.execute(_MERGED)]
+    most_runs = max(1, len(runs))
     keys = ((file, TaskKey.parse(file.stem)) for file in files)
     of_one_job = grouped(((file.parent, key.job_id if key else file.stem), file) for file, key in keys)
     for run in filter(None, map(_read_run, of_one_job.values())):
-        is_new = all(run.is_other(one) for one in [*same, *other_runs])
-        if is_new:
-            (other_runs if same else same).append(run)
-    if other_runs:
-        runs = [*same, *other_runs]
+        if all(run.is_other(one) for one in runs):
+            runs.append(run)
+    if len(runs) > most_runs:
         why = [f"{_near(run.files)}: engine {run.facts[1]}, source {run.facts[2]}" for run in runs if run.facts]
         fix = _commands([run.files for run in runs], inputs)
         raise BadInput(f"these are files of {len(runs)} runs", why="\n".join(why), fix=fix)

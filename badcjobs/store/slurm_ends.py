@@ -23,7 +23,8 @@ _COLUMNS = "slurm_state, slurm_exit_code, slurm_reason"
 _SLACK_S = 5  # the clocks of controller and node may differ
 _LONGEST_FILE_BYTES = 64 << 20  # ten thousand array tasks take 2 MB
 _WITHOUT_END = f"""
-    SELECT t.task_id, t.job_id, t.array_index, t.started_at_ms, m.value FROM task t
+    SELECT t.task_id, t.job_id, t.array_index, t.started_at_ms,
+           m.value FROM task t
     LEFT JOIN task_meta m ON m.task_id = t.task_id AND m.key = '{SPOOL_KEY}' WHERE t.slurm_state IS NULL"""
 
 

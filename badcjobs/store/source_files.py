@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 import stat
 import struct
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields, replace
@@ -21,10 +22,20 @@ from typing import Literal
 from badcjobs.errors import DatabaseProblem
 from badcjobs.paths import LocalFolder, shell_line
 from badcjobs.settings import absolute
-from badcjobs.store.atomic_write import is_published, read_publication, read_row_counts
+from badcjobs.store.atomic_write import (
+    PAGE_BYTES,
+    count_tables,
+    is_published,
+    read_pages,
+    read_publication,
+    read_row_counts,
+    read_stamp,
+    write_row_counts,
+)
 from badcjobs.store.connect import (
     SQLITE_MAGIC,
     UNREADABLE,
+    create_scratch,
     file_uri,
     is_job_database,
     open_sealed,
@@ -33,11 +44,19 @@ from badcjobs.store.connect import (
     refuse_strange_tables,
     rows_by_name,
     schema_problem,
+    with_logs,
 )
+from badcjobs.store.figures import write_figures
 from badcjobs.store.live_files import LiveHalf
 from badcjobs.store.publish import join_files
-from badcjobs.store.salvage import salvage
-from badcjobs.store.schema import APPLICATION_ID, DERIVED, SCHEMA_VERSION, insert_sql
+from badcjobs.store.schema import (
+    APPLICATION_ID,
+    DERIVED,
+    SCHEMA_VERSION,
+    TABLES,
+    columns_of,
+    insert_sql,
+)
 
 # merged: as it is. recovered: joined from live files; no row is lost. salvaged: damaged; the rows that could be read.
 # kept: no longer readable; its rows come from an earlier merge. copy: another file of the same task has all its rows.
@@ -83,7 +102,7 @@ class Intake(SourceFile):
     """A file that was found and, if it has a ``scratch`` folder, examined."""
 
     file: Path = Path()
-    scratch: Path = Path()  # a folder for copies, until the file is merged
+    scratch: Path = Path()  # a folder for copies, if they are needed, until the file is merged
     database: Path | None = None  # what to merge: the file, or a repaired copy; None: nothing
     task_name: str | None = None
     started_at_ms: int | None = None
@@ -112,8 +131,6 @@ def write_source_files(db: sqlite3.Connection, files: Iterable[SourceFile]) -> N
 
 
 # --- finding ----------------------------------------------------------------------------------------------------------
-
-LEFTOVERS = ("-wal", "-journal")
 
 
 class NoTaskDatabases(DatabaseProblem):
@@ -186,7 +203,8 @@ _TRIES = 3
 _TASKS = "SELECT task_id, name AS task_name, started_at_ms FROM task"
 _LAST_SIGN = """
     SELECT max(at_ms) FROM (
-        SELECT max(started_at_ms, coalesce(ended_at_ms, 0)) AS at_ms FROM task
+        SELECT max(started_at_ms, coalesce(ended_at_ms, 0)) AS at_ms
+        FROM task
         UNION ALL SELECT max(last_at_ms) FROM device_total
         UNION ALL SELECT max(to_ms) FROM gap UNION ALL SELECT max(ended_at_ms) FROM attempt)"""
 
@@ -217,7 +235,15 @@ def examine(file: Intake, scratch: Path) -> Intake:
 
 def skipped(intake: Intake, reason: str) -> Intake:
     """Return a file of which no row is merged."""
-    return replace(intake, status="skipped", reason=reason, database=None, task_id=None, rows=None, rows_lost=None)
+    return replace(
+        intake,
+        status="skipped",
+        reason=reason,
+        database=None,
+        task_id=None,
+        rows=None,
+        rows_lost=None,
+    )
 
 
 def _describe(intake: Intake, database: Path) -> Intake:
@@ -241,7 +267,7 @@ def total(counts: Mapping[str, int]) -> int:
 def _read(intake: Intake, status: os.stat_result) -> Intake:
     path = intake.file
     if not stat.S_ISREG(status.st_mode):  # reading a named pipe would block forever
-        raise DatabaseProblem("a folder, not a file" if stat.S_ISDIR(status.st_mode) else "not a file")
+        raise DatabaseProblem("not a file")
     if status.st_size == 0:
         raise DatabaseProblem("the file is empty")
     if not is_published(path):
@@ -255,6 +281,7 @@ def _read(intake: Intake, status: os.stat_result) -> Intake:
 
 def _join_live(intake: Intake) -> Intake:
     """Join the live files of a task that has ended."""
+    intake.scratch.mkdir(exist_ok=True)
     halves = [intake.file]
     live = LocalFolder(intake.file.parent)
     if intake.file == live.wrapper_file and live.recorder_file.is_file():
@@ -302,16 +329,12 @@ def check_bytes(path: Path) -> str | None:
 
 def _recover(path: Path, scratch: Path) -> Path:
     """Let SQLite complete, on a copy, what a dead writer had started; return the file itself if that was nothing."""
-    leftovers = []
-    for ending in LEFTOVERS:
-        beside = path.with_name(path.name + ending)
-        if beside.exists() and beside.stat().st_size > 0:
-            leftovers.append(ending)
-    if not leftovers:
+    files = with_logs(path)
+    if files == [path]:
         return path
     copy = scratch / path.name
-    for ending in ("", *leftovers):
-        shutil.copyfile(path.with_name(path.name + ending), copy.with_name(copy.name + ending))
+    for file in files:
+        shutil.copyfile(file, scratch / file.name)
     # The check that follows reports what is wrong.
     with suppress(*UNREADABLE), closing(open_uri(file_uri(copy, "mode=rw"))) as db:
         db.execute("PRAGMA journal_mode = DELETE").fetchone()
@@ -320,6 +343,7 @@ def _recover(path: Path, scratch: Path) -> Path:
 
 def _salvage_rows(intake: Intake, damage: str) -> Intake:
     """Salvage the rows of a damaged file; refuse it if that is not possible."""
+    intake.scratch.mkdir(exist_ok=True)
     clean = intake.scratch / f"salvaged-{intake.file.name}"
     clean.unlink(missing_ok=True)
     try:
@@ -330,3 +354,75 @@ def _salvage_rows(intake: Intake, damage: str) -> Intake:
     salvaged = _describe(replace(intake, status="salvaged", rows_lost=rows_lost), clean)
     by_table = ", ".join(f"{count:,} of {table}" for table, count in sorted(lost.items()) if total({table: count}))
     return replace(salvaged, reason=f"{damage}; rows saved: {salvaged.rows:,}; lost: {by_table or 'none'}")
+
+
+# --- salvaging a damaged file -----------------------------------------------------------------------------------------
+# Only pages with the right stamp are read, so that no value is wrong. Every table is read with SQL from both ends up to
+# the damage. A chunk of which something is lost is pending again.
+
+# A chunk stays done only if all its detections were saved, and only such a chunk has detections.
+_REOPEN = """
+    UPDATE chunk SET status = 'pending', detections = NULL
+    WHERE status = 'done' AND detections > 0
+    AND (recording_id, chunk_id, detections) NOT IN (
+        SELECT recording_id, chunk_id, count(*) FROM detection GROUP BY 1, 2)"""
+_DROP = """
+    DELETE FROM {} WHERE (recording_id, chunk_id) NOT IN (
+        SELECT recording_id, chunk_id FROM chunk WHERE status = 'done')"""
+
+
+def salvage(damaged: Path, clean: Path) -> Counter[str]:
+    """Write what can still be read of a published file as a new one; return how many rows are lost, by table.
+
+    The damaged file is only read. ``clean`` must not exist. An error of SQLite means that nothing can be saved.
+    """
+    copy = clean.with_name(f"readable-{clean.name}")
+    _copy_good_pages(damaged, copy)
+    with closing(open_sealed(copy)) as source, closing(create_scratch(clean)) as db:
+        source.execute("PRAGMA writable_schema = ON")  # allows a file that is shorter than its header states
+        source.execute("PRAGMA cell_size_check = ON")
+        refuse_strange_tables(source)
+        db.execute("BEGIN")
+        for table in (table for table in TABLES if table not in DERIVED):
+            _copy_rows(source, db, table)
+        task_id = read_value(db, "SELECT task_id FROM task")
+        if task_id is None:
+            raise sqlite3.DatabaseError("the row of its task is lost")
+        db.execute(_REOPEN)
+        for table in ("detection", "rarity"):
+            db.execute(_DROP.format(table))
+        write_figures(db, task_id)
+        lost = Counter(read_row_counts(db)) - Counter(count_tables(db))
+        write_row_counts(db)
+        db.execute("COMMIT")
+    copy.unlink()
+    return lost
+
+
+def _copy_good_pages(damaged: Path, copy: Path) -> None:
+    """Copy the pages of one publication; in place of all others, write bytes that are neither a table nor text.
+
+    The first page has no rows, and changes when another program opens the file: it is always copied.
+    """
+    stamps = Counter(read_stamp(page, number) for number, page in read_pages(damaged))
+    del stamps[None]
+    if not stamps:
+        raise sqlite3.DatabaseError("all of its pages are damaged")
+    [(publication, _)] = stamps.most_common(1)
+    with copy.open("wb") as target:
+        for number, page in read_pages(damaged):
+            is_good = number == 1 or read_stamp(page, number) == publication
+            target.write(page if is_good else b"\xff" * PAGE_BYTES)
+
+
+def _copy_rows(source: sqlite3.Connection, clean: sqlite3.Connection, table: str) -> None:
+    """Copy the rows of a table from its beginning up to the damage, then from its end."""
+    columns = ("rowid", *columns_of(table))
+    select = f"SELECT {', '.join(columns)} FROM {table} NOT INDEXED WHERE rowid > ? ORDER BY rowid"
+    insert = f"{insert_sql(table, columns)} ON CONFLICT DO NOTHING"
+    last_copied = -1
+    for order in ("ASC", "DESC"):
+        with suppress(*UNREADABLE):
+            clean.executemany(insert, source.execute(f"{select} {order}", (last_copied,)))
+            return
+        last_copied = read_value(clean, f"SELECT coalesce(max(rowid), -1) FROM {table}")

@@ -33,7 +33,16 @@ from badcjobs.model import (
     stable_id,
 )
 from badcjobs.model.decisions import Decision
-from badcjobs.store.connect import CHUNK_NAME, create_live, grouped, read_only_uri, read_value, reading, transaction
+from badcjobs.store.connect import (
+    CHUNK_NAME,
+    create_live,
+    grouped,
+    read_only_uri,
+    read_value,
+    reading,
+    rows_by_name,
+    transaction,
+)
 from badcjobs.store.live_files import take_snapshot
 from badcjobs.store.schema import columns_of, insert_sql
 
@@ -46,7 +55,12 @@ Change = tuple[str, Sequence[Sequence[object]]]  # a statement, and the rows to 
 _INSERT_RECORDING = f"{insert_sql('recording')} ON CONFLICT DO NOTHING"
 _GAP = "count(*) FILTER (WHERE {0}), min(source_path) FILTER (WHERE {0})"
 _DATED = "coalesce(recorded_at, recorded_on)"
-_GAPS = (f"{_DATED} IS NULL", "study_area IS NULL", "pattern IS NULL", f"length({_DATED}) = length('2026-05-01')")
+_GAPS = (
+    f"{_DATED} IS NULL",
+    "study_area IS NULL",
+    "pattern IS NULL",
+    f"length({_DATED}) = length('2026-05-01')",
+)
 
 
 def count_gaps(db: sqlite3.Connection, recordings: str = "recording") -> NameGaps:
@@ -57,8 +71,10 @@ def count_gaps(db: sqlite3.Connection, recordings: str = "recording") -> NameGap
 
 _PLACED = "(region IS NOT NULL OR latitude IS NOT NULL)"
 _PLACE_GAPS = f"""
-    SELECT count(*), count(left_out), count(*) FILTER (WHERE {_PLACED} AND recorded_on IS NULL),
-           count(*) FILTER (WHERE NOT {_PLACED} AND left_out IS NULL), sum(no_county)
+    SELECT count(*), count(left_out),
+           count(*) FILTER (WHERE {_PLACED} AND recorded_on IS NULL),
+           count(*) FILTER (WHERE NOT {_PLACED} AND left_out IS NULL),
+           sum(no_county)
     FROM recording"""
 _PATHS = "SELECT source_path FROM recording WHERE {} ORDER BY source_path LIMIT 5"
 
@@ -81,9 +97,12 @@ def count_places(db: sqlite3.Connection) -> PlaceCounts | None:
 
 _PLACE = tuple(column.name for column in fields(Place))
 _PENDING = f"""
-    SELECT c.rowid, c.recording_id, c.chunk_id, c.source_path, c.audio_path, c.start_ms, c.end_ms, c.is_cut,
-           c.audio_bytes, c.audio_mtime_ns, {", ".join(f"r.{name}" for name in _PLACE)}
-    FROM chunk c LEFT JOIN recording r ON r.task_id = c.task_id AND r.recording_id = c.recording_id
+    SELECT c.rowid, c.recording_id, c.chunk_id, c.source_path,
+           c.audio_path, c.start_ms, c.end_ms,
+           c.is_cut, c.audio_bytes, c.audio_mtime_ns,
+           {", ".join(f"r.{name}" for name in _PLACE)}
+    FROM chunk c LEFT JOIN recording r ON r.task_id = c.task_id
+        AND r.recording_id = c.recording_id
     WHERE c.status = 'pending' AND c.rowid > ? ORDER BY c.rowid LIMIT ?"""
 _RECENT = """
     SELECT a.device_id, c.audio_s, (a.ended_at_ms - a.started_at_ms) / 1000.0
@@ -92,7 +111,8 @@ _RECENT = """
 # The source reports repeated chunks at its end, with their line numbers; then none of these rows are kept.
 _INSERT_CHUNK = """
     INSERT OR IGNORE INTO chunk (task_id, recording_id, chunk_id, source_path, audio_path, start_ms, end_ms, audio_s,
-                       audio_bytes, audio_mtime_ns, audio_sha256, is_cut, status, attempts)
+                       audio_bytes, audio_mtime_ns, audio_sha256, is_cut, status,
+                       attempts)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', 0)"""
 
 
@@ -107,8 +127,9 @@ _SAME_AUDIO = """(o.audio_bytes IS NULL OR c.audio_bytes IS NULL OR (
 # and text of the error there, whether it is the same audio. A chunk that failed in one database may be done in the
 # next, so chunks that are skipped with an error count as open.
 _DONE_ELSEWHERE = f"""
-    SELECT c.rowid, o.status, CASE WHEN o.status != 'done' THEN coalesce(o.error_class, 'unknown') END,
-           CASE WHEN o.status != 'done' THEN o.error END, {_SAME_AUDIO}
+    SELECT c.rowid, o.status,
+           iif(o.status != 'done', coalesce(o.error_class, 'unknown'), NULL),
+           iif(o.status != 'done', o.error, NULL), {_SAME_AUDIO}
     FROM main.chunk c CROSS JOIN other.chunk o ON o.recording_id = c.recording_id AND o.chunk_id = c.chunk_id
     WHERE c.rowid > ? AND (c.status = 'pending' OR c.error_class IS NOT NULL)
         AND (o.status = 'done' OR ? AND o.status IN ('failed', 'poison'))
@@ -116,9 +137,11 @@ _DONE_ELSEWHERE = f"""
 
 _SAME_PLACE = " AND ".join(f"o.{name} IS r.{name}" for name in ("latitude", "longitude", "region", "recorded_on"))
 _MOVED = f"""
-    SELECT r.source_path FROM main.recording r CROSS JOIN other.recording o ON o.recording_id = r.recording_id
+    SELECT r.source_path FROM main.recording r
+    CROSS JOIN other.recording o ON o.recording_id = r.recording_id
     WHERE NOT ({_SAME_PLACE}) AND EXISTS (
-        SELECT 1 FROM other.chunk c WHERE c.recording_id = r.recording_id AND c.status = 'done')
+        SELECT 1 FROM other.chunk c WHERE c.recording_id = r.recording_id
+        AND c.status = 'done')
     ORDER BY r.rowid"""
 
 
@@ -143,9 +166,8 @@ class TaskWriter:
 
     def begin_task(self, allocation: Allocation, **values: object) -> None:
         """Write the row of the task with these columns, and the environment variables of its allocation."""
-        key = asdict(self._key)
-        del key["started_at_ms"]
-        self._insert("task", task_id=self.task_id, name=self._key.name, **key, cpus=allocation.cpus, **values)
+        identity = {**asdict(self._key), "name": self._key.name}
+        self._insert("task", **(identity | values), cpus=allocation.cpus)
         self.write_meta({"environment": json.dumps(dict(allocation.facts))})
 
     def update_task(self, **values: object) -> None:
@@ -165,18 +187,16 @@ class TaskWriter:
         with self.batch():
             for device in devices:
                 facts = {name: getattr(device, name) for name in columns_of("device") if hasattr(device, name)}
-                ids = {"device_id": self.device_id(device), "task_id": self.task_id, "device_index": device.index}
-                self._insert("device", **ids, **facts)
+                self._insert("device", device_id=self.device_id(device), device_index=device.index, **facts)
 
     def add_gap(self, device_id: int | None, from_ms: int, to_ms: int, reason: str) -> None:
         """Write a gap that only the wrapper can know of."""
-        self._insert("gap", task_id=self.task_id, device_id=device_id, from_ms=from_ms, to_ms=to_ms, reason=reason)
+        self._insert("gap", device_id=device_id, from_ms=from_ms, to_ms=to_ms, reason=reason)
 
     def add_decision(self, decision: Decision, at_ms: int) -> None:
         """Write a decision that the program has made by itself."""
         self._insert(
             "decision",
-            task_id=self.task_id,
             at_ms=at_ms,
             code=decision.code.value,
             subject=decision.subject,
@@ -186,12 +206,12 @@ class TaskWriter:
 
     def add_usage(self, reading: UsageReading, at_ms: int) -> None:
         """Write the CPU, memory and disk use of the task's own processes."""
-        self._insert("usage_sample", task_id=self.task_id, at_ms=at_ms, **asdict(reading))
+        self._insert("usage_sample", at_ms=at_ms, **asdict(reading))
 
     def begin_mark(self, name: str, at_ms: int) -> int:
         """Write the start of a named mark, and return its number."""
         self._marks += 1
-        self._insert("mark", rowid=self._marks, task_id=self.task_id, name=name, started_at_ms=at_ms)
+        self._insert("mark", rowid=self._marks, name=name, started_at_ms=at_ms)
         return self._marks
 
     def end_mark(self, mark: int, at_ms: int) -> None:
@@ -240,7 +260,10 @@ class TaskWriter:
         paths = (chunk.source_path, chunk.audio_path)
         times = (chunk.start_ms, chunk.end_ms, chunk.audio_s)
         fingerprint = (file.audio_bytes, file.audio_mtime_ns, file.audio_sha256)
-        self._db.execute(_INSERT_CHUNK, (self.task_id, *chunk.key, *paths, *times, *fingerprint, int(chunk.is_cut)))
+        self._db.execute(
+            _INSERT_CHUNK,
+            (self.task_id, *chunk.key, *paths, *times, *fingerprint, int(chunk.is_cut)),
+        )
 
     def name_gaps(self) -> NameGaps:
         """Count the recordings whose paths lack a study area, a date or a time."""
@@ -250,15 +273,20 @@ class TaskWriter:
         """Count the recordings that are left out, or lack a date or a place; None: there are no places."""
         return count_places(self._db)
 
+    @contextmanager
+    def _attached(self, database: Path) -> Iterator[sqlite3.Connection]:
+        """Attach a sealed database as ``other``."""
+        with reading(database):
+            self._db.execute("ATTACH ? AS other", (read_only_uri(database),))
+            try:
+                yield self._db
+            finally:
+                self._db.execute("DETACH other")
+
     def moved_since(self, database: Path) -> list[str]:
         """Return the recordings that have another place or date than in a database where some of them is done."""
-        db = self._db
-        with reading(database):
-            db.execute("ATTACH ? AS other", (read_only_uri(database),))
-            try:
-                return [path for (path,) in db.execute(_MOVED)]
-            finally:
-                db.execute("DETACH other")
+        with self._attached(database) as db:
+            return [path for (path,) in db.execute(_MOVED)]
 
     def skip_done_in(self, database: Path, *, retry_failed: bool = True) -> int:
         """Skip the chunks that another (sealed) database has done with the same audio; return their number.
@@ -266,22 +294,17 @@ class TaskWriter:
         Unless ``retry_failed``, skip chunks that failed there for good, too, with their error. Such a chunk counts as
         open for the next database, where it may be done.
         """
-        db = self._db
+        skip = "UPDATE chunk SET status = 'skipped', error_class = ?, error = ? WHERE rowid = ?"
         skipped = 0
         last = 0
-        with reading(database):
-            db.execute("ATTACH ? AS other", (read_only_uri(database),))
-            try:
-                while rows := db.execute(_DONE_ELSEWHERE, (last, not retry_failed)).fetchall():
-                    same = [(error_class, error, row) for row, _, error_class, error, is_same in rows if is_same]
-                    sql = "UPDATE chunk SET status = 'skipped', error_class = ?, error = ? WHERE rowid = ?"
-                    self._write_many(sql, same)
-                    self._changed |= {row for row, status, _, _, is_same in rows if status == "done" and not is_same}
-                    self._changed -= {row for _, _, row in same}
-                    skipped += len(same)
-                    last = rows[-1][0]
-            finally:
-                db.execute("DETACH other")
+        with self._attached(database) as db:
+            while rows := db.execute(_DONE_ELSEWHERE, (last, not retry_failed)).fetchall():
+                same = [(error_class, error, row) for row, _, error_class, error, is_same in rows if is_same]
+                self._write_many(skip, same)
+                self._changed |= {row for row, status, _, _, is_same in rows if status == "done" and not is_same}
+                self._changed -= {row for _, _, row in same}
+                skipped += len(same)
+                last = rows[-1][0]
         return skipped
 
     @property
@@ -295,23 +318,14 @@ class TaskWriter:
 
     def next_pending(self, limit: int) -> list[Chunk]:
         """Return the next pending chunks in source order; each is returned once."""
-        rows = self._db.execute(_PENDING, (self._cursor, limit)).fetchall()
-        if rows:
-            self._cursor = rows[-1][0]
-        return [
-            Chunk(
-                recording_id,
-                chunk_id,
-                path,
-                audio_path,
-                start,
-                end,
-                Fingerprint(size, mtime_ns),
-                is_cut=bool(is_cut),
-                place=Place(*place),
-            )
-            for _, recording_id, chunk_id, path, audio_path, start, end, is_cut, size, mtime_ns, *place in rows
-        ]
+        chunks = []
+        for row in rows_by_name(self._db, _PENDING, (self._cursor, limit)):
+            self._cursor = row.pop("rowid")
+            is_cut = bool(row.pop("is_cut"))
+            fingerprint = Fingerprint(row.pop("audio_bytes"), row.pop("audio_mtime_ns"))
+            place = Place(**{name: row.pop(name) for name in _PLACE})
+            chunks.append(Chunk(**row, fingerprint=fingerprint, is_cut=is_cut, place=place))
+        return chunks
 
     def count_by_status(self) -> dict[str, int]:
         """Count the chunks by status."""
@@ -357,7 +371,8 @@ class TaskWriter:
         """Return (recording, chunk, error class, error) of chunks that failed for good, here or in an earlier task."""
         return self._db.execute(
             """SELECT recording_id, chunk_id, coalesce(error_class, ''), coalesce(error, '') FROM chunk
-               WHERE status IN ('failed', 'poison') OR status = 'skipped' AND error_class IS NOT NULL
+               WHERE status IN ('failed', 'poison') OR status = 'skipped'
+               AND error_class IS NOT NULL
                ORDER BY rowid LIMIT ?""",
             (limit,),
         ).fetchall()
@@ -382,7 +397,6 @@ class TaskWriter:
         self._insert(
             "worker",
             worker_id=worker_id,
-            task_id=self.task_id,
             device_id=device_id,
             pid=pid,
             engine=engine,
@@ -402,7 +416,6 @@ class TaskWriter:
         self._open_attempts[chunk.key] = self._attempts
         self._insert(
             "attempt",
-            task_id=self.task_id,
             attempt_id=self._attempts,
             recording_id=chunk.recording_id,
             chunk_id=chunk.chunk_id,
@@ -426,7 +439,11 @@ class TaskWriter:
         chunk = result.chunk
         if chunk.key not in self._open_attempts:
             self.attempt_started(
-                chunk, try_number=try_number, worker_id=worker_id, device_id=device_id, at_ms=result.started_at_ms
+                chunk,
+                try_number=try_number,
+                worker_id=worker_id,
+                device_id=device_id,
+                at_ms=result.started_at_ms,
             )
         self._end_attempt(result, gpu_state)
         length = {} if result.audio_s is None else {"audio_s": result.audio_s}
@@ -478,7 +495,8 @@ class TaskWriter:
         return read_value(self._db, sql, *values)
 
     def _insert(self, table: str, **values: object) -> None:
-        self._write_many(insert_sql(table, values), [tuple(values.values())])
+        row = {"task_id": self.task_id, **values}
+        self._write_many(insert_sql(table, row), [tuple(row.values())])
 
     def _update(self, table: str, key: Mapping[str, object], **values: object) -> None:
         changes = ", ".join(f"{name} = ?" for name in values)

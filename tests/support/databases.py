@@ -61,7 +61,7 @@ def unpublish(database: Path) -> Path:
     with closing(sqlite3.connect(live, isolation_level=None)) as db:
         create_tables(db)
         db.execute("ATTACH ? AS published", (str(database),))
-        for table in (table.name for table in TABLES):
+        for table in TABLES:
             db.execute(f"INSERT INTO {table} SELECT * FROM published.{table}")
         db.execute("DELETE FROM meta WHERE key = 'rows'")
     return live.rename(database)

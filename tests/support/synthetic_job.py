@@ -172,7 +172,7 @@ class Templates:
                 old = [row[0] for row in db.execute(f"SELECT {kind}_id FROM {kind} ORDER BY rowid")]
                 new = [(one, stable_id(key.name, kind, n)) for n, one in enumerate(old)]
                 db.executemany("INSERT INTO ids VALUES (?, ?)", new)
-            for table in (table.name for table in TABLES if table.name != "meta"):
+            for table in (table for table in TABLES if table != "meta"):
                 db.execute(f"UPDATE {table} SET {', '.join(_changes(columns_of(table)))}", values)
             db.execute("UPDATE device SET uuid = ? || '-' || device_index", (f"GPU-{stable_id(key.node):x}",))
             of_task = "name = ?, array_index = ?, node = ?, shard_index = ?, shard_count = ?"

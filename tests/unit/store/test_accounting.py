@@ -146,7 +146,7 @@ def publish_task(run, *, verdict=None, worker_died=False):
             telemetry.write_alert({**ALERT, "device_id": on, **more})
         target = run / "tasks" / f"{KEY.name}.sqlite"
         target.parent.mkdir(parents=True)
-        store.publish(live.paths, target, closing=None if verdict is None else {"verdict": verdict})
+        store.publish(live.paths, target, closing={} if verdict is None else {"verdict": verdict})
     return target
 
 

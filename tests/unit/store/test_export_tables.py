@@ -23,7 +23,9 @@ NASTY = 'a"b,c\r\nd <script>é\u2028漢'
 FORMULAS = ("=1+2", "+1", "-1", "@SUM(1)", "\t=1", "\r=1", "\n=1", "a=1", "'=1")  # two of them are none
 FORMS = ("csv", "json", "jsonl", "parquet")
 ARROW = {"INTEGER": "int64", "REAL": "double", "TEXT": "string"}
-COLUMNS = {table.name: {column.name: ARROW[column.sql.split()[0]] for column in table.columns} for table in TABLES}
+COLUMNS = {
+    name: {column.split()[0]: ARROW[column.split()[1]] for column in table.columns} for name, table in TABLES.items()
+}
 
 
 @pytest.fixture

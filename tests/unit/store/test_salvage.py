@@ -18,7 +18,7 @@ from support.task_files import TaskFile, merge_run
 
 FULL = Reading(80, 41, 12 * 2**30, 67, 251.0, 1_234_567.5, 1410, 1215, 4, 55.5, 33.25)
 LONG_NAME = "a chunk with a name that no page can hold " * 200
-TABLE_NAMES = [table.name for table in TABLES if table.name not in DERIVED]
+TABLE_NAMES = [table for table in TABLES if table not in DERIVED]
 CHUNKS, SAMPLES, LABELS = 30, 110, ("OVEN", "BTNW", "HETH", "WTSP")
 STATUS = columns_of("chunk").index("status") + 1  # after the rowid
 

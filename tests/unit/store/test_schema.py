@@ -65,7 +65,7 @@ def test_every_column_is_explained_in_the_database_and_in_the_guide(databases):
     assert all(len(text) >= 4 for text in reported.values())
     for table in (*store.JOB_TABLES, *store.JOB_VIEWS):
         assert f"## {table.name}\n" in page
-        assert [c.name for c in table.columns if f"    {c.name} " not in page] == []
+        assert [name for name in table.meanings if f"    {name} " not in page] == []
 
 
 def test_views(tmp_path, pages):
@@ -245,8 +245,8 @@ Heard = Sequence[tuple[Stretch, Sequence[Detection]]]
 @pytest.fixture(scope="module")
 def db():
     db = sqlite3.connect(":memory:", isolation_level=None)
-    db.executescript(store.ddl_script(store.JOB_TABLES, store.ORDERED_BY))
-    store.create_indexes(db, ("detection_by_chunk",))
+    db.executescript(store.ddl_script(table.ddl() for table in store.JOB_TABLES))
+    store.create_indexes(db)
     store.follow_changes(db)
     yield db
     db.close()
