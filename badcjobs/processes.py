@@ -59,7 +59,7 @@ _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 _EXEC_TRIES = 20
 _EXEC_S = 0.001
 _LONGEST_END_S = 300.0  # a profiler writes its report after the program has ended, and the report may be large
-_PROGRAM_BYTES = 8 << 20  # that are read of a program
+_END_BYTES = 8 << 20  # read at each end of a file: all of a program; in larger models the parts with checksums
 _ANSWER_S = 60.0  # a fork takes milliseconds
 _POLL_S = 0.01
 _CONNECT_PIPES = 'exec "$@" <"$0/in" >"$0/out"'
@@ -442,5 +442,7 @@ def fingerprint_of(files: Iterable[Path], *, content: bool = True) -> str | None
         file_exists = True
         if content:
             with suppress(OSError), path.open("rb") as file:  # it may be executable, but not readable
-                digest.update(file.read(_PROGRAM_BYTES))
+                digest.update(file.read(_END_BYTES))
+                file.seek(max(_END_BYTES, state.st_size - _END_BYTES))
+                digest.update(file.read(_END_BYTES))
     return digest.hexdigest()[:8] if file_exists else None

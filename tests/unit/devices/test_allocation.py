@@ -13,7 +13,7 @@ from rooms import devices as room
 from rooms.model import Allocation, ArrayShape, Device, InventoryDevice, parse_stop_after
 from rooms.root import BadInput, SystemClock
 from rooms.task import Rates, TimeBudget, find_end
-from rooms.workers import Autoscaler, Learned
+from rooms.workers import Autoscaler, Learned, Meter
 from support.hand_clock import HandClock
 from support.stand_ins import install
 from support.task_files import make_chunk
@@ -317,7 +317,8 @@ def test_no_list_grants_a_device_twice_or_one_that_is_not_here(environ, others, 
     if node is not None:
         assert {device.uuid for device in devices} <= {device.uuid for device in node}
     given = list(enumerate(devices))[:most]
-    plans = Autoscaler(given, Learned("", ()), print, SystemClock(), cpus=8, per_gpu=per_gpu).plans
+    meter = Meter(given, None, SystemClock(), {}.get, lambda: None)
+    plans = Autoscaler(given, meter, Learned("", ()), print, cpus=8, per_gpu=per_gpu).plans
     shown = [plan.device.pin for plan in plans if plan.device is not None]
     simplest = [str(int(pin)) if pin.isdecimal() else pin.lower() for pin in shown]
     assert len(shown) == len(plans)

@@ -251,7 +251,7 @@ def test_the_newest_readings_are_those_since_a_moment_and_unknown_where_there_ar
         assert store.read_memory_peaks(uri, START_MS + 1000, START_MS + 1000) == {1: 9, 2: 1}
         assert store.read_memory_peaks(uri, START_MS + 2001) == {}
         world = SimpleNamespace(clock=HandClock(START_MS + 32_000))
-        records = SimpleNamespace(readings_at_hand=lambda: uri, _world=world)
+        records = SimpleNamespace(readings_at_hand=lambda: uri, world=world)
         assert Records.memory_peaks(records, 30.0) == {2: 2} != Records.memory_peaks(records, 31.0)
         assert store.read_pulse(uri, START_MS + 1000) == (15.0, 37.5, 50.0)
         assert store.read_pulse(uri, START_MS + 9001) == (None, None, None)
