@@ -133,6 +133,7 @@ class LocalJob:
             "SLURM_JOB_NODELIST": self.node,
             "SLURMD_NODENAME": self.node,
             "SLURM_JOB_NUM_NODES": 1,
+            "SLURM_NTASKS": 1,
             "SLURM_PROCID": 0,
             "SLURM_SUBMIT_DIR": self.world.cwd,
             "PWD": self.world.cwd,

@@ -68,7 +68,7 @@ def test_after_an_interrupted_wait_a_cancelled_and_a_requeued_task_only_the_rest
     again = job.submit("--again", "--json", *three).json
     assert (again["array"], again["tasks"], again["left"]) == ("1", 1, left)
     total = job.badcjobs("monitor", job.out, "--once", "--json").json["total"]
-    assert (total["standstill"], total["go_on"]) == ("no task is running: 1 task waits in the queue", [])
+    assert (total["standstill"], total["go_on"]) == ("no task is publishing: 1 task waits in the queue", [])
     assert "1 task waits in the queue" in job.badcjobs("report", job.out).stdout
     desk.cluster.run("scontrol", "update", f"jobid={again['job_id']}", "StartTime=now")
     job.submit("--wait", *three)
@@ -199,7 +199,7 @@ def check_variables(*texts):
 
 
 @story
-def test_cluster_and_check_know_this_slurms_free_gpus_its_nodes_limits_and_clock(desk):
+def test_cluster_and_check_know_this_slurms_free_gpus_its_nodes_and_limits(desk):
     job = desk.job(chunks=1)
 
     def ask(command, *words):
@@ -235,15 +235,14 @@ def test_cluster_and_check_know_this_slurms_free_gpus_its_nodes_limits_and_clock
         for one in ask("check", "--tasks", 20000, "--out", "out", "--", "--engine", "demo")["findings"]
     }
     assert found["problem", "array"]["fix"] == "--tasks 10001"
-    assert "Slurm's controller" in str(found["fine", "clock"]["text"])
-    assert f"{desk.cluster.kill_wait_s} s after TERM" in str(found["warning", "grace"]["text"])
-    for asked, partition, fix in ((5, "gpu", "#SBATCH --gpus-per-node=4"), (4, "gpu", None), (5, "none", "sinfo -s")):
+    assert f"Slurm waits {desk.cluster.kill_wait_s} s between TERM and KILL" in str(found["warning", "grace"]["text"])
+    for asked, partition, problems in ((5, "gpu", 1), (4, "gpu", 0), (5, "none", 1)):
         head = f"#SBATCH --gpus-per-node={asked}\n#SBATCH --partition={partition}"
         (job.folder / "size.sbatch").write_text(f"#!/bin/bash\n{head}\n# SBATCH --x\nhostname\n")
         fixes = [str(one["fix"]) for one in ask("check", "size.sbatch")["findings"] if one["severity"] == "problem"]
+        assert fixes == ["sbatch --test-only size.sbatch"] * problems
         refused = desk.cluster.run("sbatch", "--test-only", "size.sbatch", cwd=job.folder, check=False).returncode
-        assert (refused != 0) == (fix is not None)
-        assert [one.partition("   (")[0] for one in fixes] == ([fix] if fix else [])
+        assert bool(refused) == bool(problems)
 
 
 def fill(job, name, *settings):
