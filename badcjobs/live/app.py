@@ -26,6 +26,7 @@ from badcjobs.version import __version__
 
 _LOG = logging.getLogger(__name__)
 _ASSETS = Path(__file__).parent / "assets"
+_MAX_LISTENERS = 256
 JSON, HTML, SCRIPT = "application/json", "text/html", "text/javascript"
 # The page loads its scripts and styles from this server only, and connects to no other server.
 _HEADERS = {
@@ -139,10 +140,9 @@ def _listener(hub: Hub, path: str) -> ASGIApp:
     """Return the listener for a WebSocket, or the reason for its refusal."""
     if path != "/ws":
         return error_response(404, "the only WebSocket is /ws")
-    try:
-        return hub.join()
-    except HTTPException as error:
-        return error_response(error.status_code, error.detail, error.headers)
+    if hub.listeners >= _MAX_LISTENERS:
+        return error_response(503, f"too many listeners ({hub.listeners})", {"retry-after": "5"})
+    return hub.follow
 
 
 def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
@@ -241,7 +241,7 @@ class Handlers(NamedTuple):
             "at_ms": last and last.at_ms,
             "age_s": hub.age_s,
             "looks": hub.looks,
-            "listeners": len(hub.listeners),
+            "listeners": hub.listeners,
             "uptime_s": hub.clock.monotonic_s() - hub.started_at_s,
             "trouble": hub.trouble,
         }

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from badcjobs.errors import BadcjobsError
 from badcjobs.live.documents import Documents, Items, json_text
@@ -25,9 +25,6 @@ from badcjobs.seams import Clock
 Result = TypeVar("Result")
 _HEARTBEAT_EVERY_S = 10.0
 _PAUSE_S = 0.05  # between the parts of a large run
-_MAX_LISTENERS = 256
-_MAX_WAITING = 32  # messages for one listener
-_SERVER_ENDS = 1001  # the code of a closing WebSocket
 
 
 def unavailable(why: str) -> HTTPException:
@@ -66,26 +63,24 @@ class Background:
 
 @dataclass(slots=True)
 class Hub:
-    """The newest documents, and the listeners that receive the next ones."""
+    """The newest documents, and the clients of /ws that follow them."""
 
     read_documents: Callable[[], Documents]
     clock: Clock
     interval_s: float = 2.0
-    always: bool = False  # read also without listeners, so that there is a history to show
     patience_s: float = 10.0  # how long a request waits for data
-    listeners: set[Listener] = field(default_factory=set)
+    sending_s: float = 60.0  # a listener that takes longer for one message is disconnected
+    listeners: int = 0
     last: Documents | None = None  # the newest, however old
     looks: int = 0
     trouble: str | None = None
     _background: Background = field(default_factory=Background)
     _pending: asyncio.Task[Documents] | None = None
     _read_at_s: float | None = None
-    _closed: bool = False
     started_at_s: float = field(init=False)
-    _sent_at_s: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.started_at_s = self._sent_at_s = self.clock.monotonic_s()
+        self.started_at_s = self.clock.monotonic_s()
 
     # --- reading ---
 
@@ -97,24 +92,30 @@ class Hub:
         return self.clock.monotonic_s() - self._read_at_s
 
     @property
-    def _is_due(self) -> bool:
-        return self.age_s is None or self.age_s >= self.interval_s
+    def _is_partial(self) -> bool:
+        """Whether a large run is being read for the first time, in parts."""
+        return self.last is not None and self.last.snapshot.unread > 0
+
+    async def run(self) -> None:
+        """Read repeatedly, also without clients, so that there is a history to show."""
+        while True:
+            with suppress(HTTPException):
+                await self.latest()
+            await asyncio.sleep(self.interval_s)
 
     async def latest(self) -> Documents:
         """Return documents not older than the interval, or what is read so far; raise a 503 if not ready in time."""
-        last = self.last
-        # A large run is being read for the first time, in parts.
-        if last is not None and not self.trouble and (last.snapshot.unread or not self._is_due):
-            return last
         if self._pending is not None and self.trouble:
             raise unavailable(self.trouble)  # reading hangs: only one request waits for it
+        self.refresh()
+        if self.last is not None and not self.trouble and (self._is_partial or self._pending is None):
+            return self.last
         try:
             return await asyncio.wait_for(asyncio.shield(self._start_reading()), self.patience_s)
         except asyncio.TimeoutError:
             many = "" if self.last else "many files to read, or "
-            trouble = f"no answer within {self.patience_s:g} s: {many}a file system or a driver hangs"
-            self._set_trouble(trouble)
-            raise unavailable(trouble) from None
+            self.trouble = f"no answer within {self.patience_s:g} s: {many}a file system or a driver hangs"
+            raise unavailable(self.trouble) from None
 
     async def read(self, function: Callable[[], Result]) -> Result:
         """Read something else in the background; raise a 503 if that fails or takes too long."""
@@ -126,8 +127,9 @@ class Hub:
             raise unavailable(error_line(error)) from error
 
     def refresh(self) -> None:
-        """Start reading if the newest documents are too old; do not wait."""
-        if self._is_due:
+        """Start reading if the newest documents are too old or not complete; do not wait."""
+        age_s = self.age_s
+        if age_s is None or age_s >= self.interval_s or self._is_partial:
             self._start_reading()
 
     def _start_reading(self) -> asyncio.Task[Documents]:
@@ -142,125 +144,61 @@ class Hub:
         try:
             documents = await self._background.call(self.read_documents)
         except (BadcjobsError, OSError) as error:
-            self._set_trouble(error_line(error))
-            raise unavailable(error_line(error)) from error
+            self.trouble = error_line(error)
+            raise unavailable(self.trouble) from error
         finally:
             self._pending = None
 
         self._read_at_s = self.clock.monotonic_s()
         self.looks += 1
-        before = self.last
         self.last = documents
-        if before is None:
-            self._send(_everything(documents))
-        else:
-            self._send_change(before, documents)
-        self._set_trouble(None)
+        self.trouble = None
+        if self._is_partial:
+            asyncio.get_running_loop().call_later(_PAUSE_S, self.refresh)
         return documents
-
-    async def run(self) -> None:
-        """Read repeatedly while there are listeners, until closed."""
-        while not self._closed:
-            while self.last is not None and self.last.snapshot.unread and not self._closed:
-                with suppress(HTTPException):
-                    await self._start_reading()
-                await asyncio.sleep(_PAUSE_S)
-            if self.listeners or self.always:
-                with suppress(HTTPException):
-                    await self.latest()
-            if self.clock.monotonic_s() - self._sent_at_s >= _HEARTBEAT_EVERY_S:
-                self._send_heartbeat()
-            await asyncio.sleep(self.interval_s)
-
-    # --- messages ---
-
-    def _send_change(self, before: Documents, now: Documents) -> None:
-        """Send what has changed."""
-        tasks = _changed(before.tasks, now.tasks)
-        devices = _changed(before.devices, now.devices)
-        gone = {
-            "gone_tasks": [name for name in before.tasks if name not in now.tasks],
-            "gone_devices": [key for key in before.devices if key not in now.devices],
-        }
-        is_same = before.state | {"at_ms": 0} == now.state | {"at_ms": 0}
-        if not is_same or tasks or devices or any(gone.values()):
-            self._send(_message("change", _state_text(now.state | gone, tasks, devices)))
-
-    def _set_trouble(self, trouble: str | None) -> None:
-        if trouble != self.trouble:
-            self.trouble = trouble
-            self._send_heartbeat()
-
-    def _send_heartbeat(self) -> None:
-        """Send the time of the newest documents, and why there are no newer ones."""
-        at_ms = self.last and self.last.snapshot.at_ms
-        self._send(_message("beat", json_text({"at_ms": at_ms, "trouble": self.trouble})))
-
-    def _send(self, message: str) -> None:
-        self._sent_at_s = self.clock.monotonic_s()
-        for listener in self.listeners:
-            listener.put(message)
 
     # --- listeners ---
 
-    def join(self) -> Listener:
-        """Add a listener for the current state and all changes; raise a 503 if there are too many."""
-        if self._closed or len(self.listeners) >= _MAX_LISTENERS:
-            raise unavailable(f"too many listeners ({len(self.listeners)})")
-        listener = Listener(on_close=self.listeners.discard)
-        if self.last is not None:
-            listener.put(_everything(self.last))
-        self.listeners.add(listener)
-        self.refresh()
-        return listener
-
-    def close(self) -> None:
-        """Disconnect every listener and stop reading."""
-        self._closed = True
-        for listener in self.listeners:
-            listener.put(None)
-
-
-class Listener:
-    """One client of /ws, and the messages still to be sent to it; an ASGI application for its connection."""
-
-    def __init__(self, on_close: Callable[[Listener], None]) -> None:
-        self._on_close = on_close
-        self._abort: Callable[[], None] = lambda: None
-        self._waiting: asyncio.Queue[str | None] = asyncio.Queue()
-
-    def put(self, message: str | None) -> None:
-        """Add a message, or None, the end; a client that reads too slowly is disconnected."""
-        self._waiting.put_nowait(message)
-        if self._waiting.qsize() > _MAX_WAITING:
-            self._abort()  # a normal close would wait forever for the unread buffer
-
-    async def messages(self) -> AsyncIterator[str]:
-        """Yield messages until the end."""
-        while True:
-            message = await self._waiting.get()
-            if message is None:
-                return
-            yield message
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send messages until the client leaves, reads too slowly, or the server ends."""
-        self._abort = scope.get("state", {}).get("abort", self._abort)
+    async def follow(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send messages to a listener until it leaves, reads too slowly, or the server ends; an ASGI application."""
         socket = WebSocket(scope, receive, send)
+        self.listeners += 1
         try:
             await socket.accept()
             work = [asyncio.ensure_future(part) for part in (self._push(socket), _wait_for_end(socket))]
-            await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+            finished, _ = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
             for task in work:
                 task.cancel()
             await asyncio.gather(*work, return_exceptions=True)
+            for task in finished:
+                task.result()  # raises its exception
+        except asyncio.TimeoutError:
+            scope["state"]["abort"]()  # a normal close would wait forever for the unread buffer
+        except WebSocketDisconnect:
+            pass
         finally:
-            self._on_close(self)
+            self.listeners -= 1
 
     async def _push(self, socket: WebSocket) -> None:
-        async for message in self.messages():
-            await socket.send_text(message)
-        await socket.close(_SERVER_ENDS)
+        """Send everything, then what has changed; after a while without changes, and at new trouble, a beat."""
+        sent: Documents | None = None
+        sent_trouble: str | None = None
+        sent_at_s = self.clock.monotonic_s()
+        while True:
+            message = None
+            with suppress(HTTPException):
+                documents = await self.latest()
+                message = message_of_change(sent, documents)
+                sent = documents
+            is_quiet = self.clock.monotonic_s() - sent_at_s >= _HEARTBEAT_EVERY_S
+            if message is None and (is_quiet or self.trouble != sent_trouble):
+                at_ms = self.last and self.last.snapshot.at_ms
+                message = _message("beat", json_text({"at_ms": at_ms, "trouble": self.trouble}))
+            if message is not None:
+                sent_trouble = self.trouble
+                sent_at_s = self.clock.monotonic_s()
+                await asyncio.wait_for(socket.send_text(message), self.sending_s)
+            await asyncio.sleep(_PAUSE_S if self._is_partial else self.interval_s)
 
 
 async def _wait_for_end(socket: WebSocket) -> None:
@@ -269,9 +207,20 @@ async def _wait_for_end(socket: WebSocket) -> None:
         pass
 
 
-def _everything(documents: Documents) -> str:
-    """Return the message with everything."""
-    return _message("snapshot", _state_text(documents.state, documents.tasks, documents.devices))
+def message_of_change(before: Documents | None, now: Documents) -> str | None:
+    """Return the message with what has changed, or with everything; None: nothing has changed."""
+    if before is None:
+        return _message("snapshot", _state_text(now.state, now.tasks, now.devices))
+    tasks = _changed(before.tasks, now.tasks)
+    devices = _changed(before.devices, now.devices)
+    gone = {
+        "gone_tasks": [name for name in before.tasks if name not in now.tasks],
+        "gone_devices": [key for key in before.devices if key not in now.devices],
+    }
+    is_same = before.state | {"at_ms": 0} == now.state | {"at_ms": 0}
+    if is_same and not tasks and not devices and not any(gone.values()):
+        return None
+    return _message("change", _state_text(now.state | gone, tasks, devices))
 
 
 def _message(event: str, data: str) -> str:

@@ -125,7 +125,7 @@ def serve(
     interval_s: float,
 ) -> None:
     """Serve until a signal; raise KeyboardInterrupt after Ctrl-C."""
-    hub = Hub(source.look, clock, interval_s=interval_s, always=source.home is None)
+    hub = Hub(source.look, clock, interval_s=interval_s)
     config = uvicorn.Config(
         make_app(hub, source, Guard(token, address.loopback, address.port)),
         http=Connection,
@@ -139,9 +139,12 @@ def serve(
         proxy_headers=False,
         timeout_graceful_shutdown=1,
     )
-    server = Server(config, hub)
+    server = Server(config)
 
     async def read_and_serve() -> None:
+        if source.home is not None:  # a run is read only when a client asks
+            await server.serve(sockets=[listening])
+            return
         reading = asyncio.ensure_future(hub.run())
         reading.add_done_callback(lambda task: setattr(server, "should_exit", True))  # it ends early only after a bug
         await server.serve(sockets=[listening])
@@ -155,20 +158,12 @@ def serve(
 
 
 class Server(uvicorn.Server):
-    """A server that disconnects its listeners before it ends."""
+    """A server that remembers Ctrl-C."""
 
-    def __init__(self, config: uvicorn.Config, hub: Hub) -> None:
-        super().__init__(config)
-        self._hub = hub
-        self.interrupted = False  # whether Ctrl-C ended it
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Disconnect the listeners first: their connections never end by themselves."""
-        self._hub.close()
-        await super().shutdown(sockets)
+    interrupted = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Shut down gracefully, or immediately at the second signal; remember Ctrl-C. TERM is a normal end."""
+        """Shut down gracefully, or immediately at the second signal. TERM is a normal end."""
         self.interrupted = self.interrupted or sig == signal.SIGINT
         self.force_exit = self.should_exit
         self.should_exit = True

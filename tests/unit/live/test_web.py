@@ -8,6 +8,7 @@ import socket
 import threading
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -216,29 +217,38 @@ FRAME = live.Snapshot(1000, "july", True, (ONE,), (DEVICE,), (), live.Total({"ru
 ALERT = TaskAlert("thermal", "warning", "86 °C", "gpu1", 500, ONE.name, 0, "GPU-a", 86.0, 83.0)
 
 
-class Reported:
-    """A hub that reads one snapshot after the other."""
-
-    def __init__(self):
-        self.clock, self.frame = HandClock(0), FRAME
-        source = live.LiveSource(SimpleNamespace(look=lambda patience_s: self.frame))
-        self.hub = live.Hub(source.look, self.clock)
-
-    async def read(self, *frames):
-        for self.frame in frames:
-            self.clock.sleep(self.hub.interval_s)
-            await self.hub.latest()
-
-    async def heard(self, listener):
-        """Return name and data of the messages that wait for a listener, and let it go."""
-        listener.put(None)  # the end
-        messages = [json.loads(text) async for text in listener.messages()]
-        self.hub.listeners.discard(listener)
-        return [(one["event"], one["data"]) for one in messages]
+def heard(frames):
+    """Return name and data of the messages for a listener that sees these snapshots, one after the other."""
+    shown = iter(frames)
+    source = live.LiveSource(SimpleNamespace(look=lambda patience_s: next(shown)))
+    documents = [None, *(source.look() for _ in frames)]
+    messages = [live.message_of_change(*both) for both in pairwise(documents)]
+    return [(one["event"], one["data"]) for one in map(json.loads, filter(None, messages))]
 
 
-def at(number):
-    return replace(FRAME, at_ms=number, tasks=(replace(ONE, done=number),))
+class Client:
+    """A listener of a hub: what it was sent; it reads at once, or never."""
+
+    def __init__(self, hub, reads=True):
+        self.sent, self.cut, self._reads = [], asyncio.Event(), reads
+        self._connect = iter([{"type": "websocket.connect"}])
+        scope = {"type": "websocket", "state": {"abort": self.cut.set}}
+        self.serving = asyncio.ensure_future(hub.follow(scope, self._receive, self._send))
+
+    async def _receive(self):
+        for message in self._connect:
+            return message
+        return await asyncio.Event().wait()
+
+    async def _send(self, message):
+        if message["type"] == "websocket.send":
+            self.sent.append(json.loads(message["text"]))
+            await (asyncio.sleep(0) if self._reads else asyncio.Event().wait())
+
+    async def until(self, event, **data):
+        """Wait for a message with this name and these values."""
+        while not any(one["event"] == event and data.items() <= one["data"].items() for one in self.sent):
+            await asyncio.sleep(0.01)
 
 
 def test_a_listener_hears_all_first_then_only_what_has_changed(pages):
@@ -251,21 +261,18 @@ def test_a_listener_hears_all_first_then_only_what_has_changed(pages):
         replace(full, tasks=(), devices=()),
     ]  # fmt: skip
 
+    pages({"events.txt": "\n".join(f"{name} {json.dumps(data)}" for name, data in heard(course))})
+
+
+def test_no_request_waits_while_a_run_is_read_for_the_first_time_and_the_rest_is_read_without_one():
+    frames = [replace(FRAME, unread=2), replace(FRAME, unread=1), FRAME]
+    hub = live.Hub(live.LiveSource(SimpleNamespace(look=lambda patience_s: frames.pop(0))).look, HandClock(0))
+
     async def story():
-        reported = Reported()
-        await reported.read(course[0])
-        listener = reported.hub.join()
-        await reported.read(*course[1:])
-        return await reported.heard(listener)
-
-    pages({"events.txt": "\n".join(f"{name} {json.dumps(data)}" for name, data in asyncio.run(story()))})
-
-
-def test_no_request_waits_while_a_run_is_read_for_the_first_time():
-    async def story():
-        reported = Reported()
-        await reported.read(replace(FRAME, unread=9), FRAME)
-        assert (await reported.hub.latest()).snapshot.unread
+        assert [(await hub.latest()).snapshot.unread for _ in range(2)] == [2, 2]
+        while hub.looks < 3:
+            await asyncio.sleep(0.01)
+        assert not hub.last.snapshot.unread
 
     asyncio.run(story())
 
@@ -273,55 +280,46 @@ def test_no_request_waits_while_a_run_is_read_for_the_first_time():
 @settings(max_examples=40)
 @given(st.lists(st.dictionaries(st.integers(0, 5), st.integers(0, 2), max_size=6), min_size=1, max_size=8))
 def test_a_snapshot_and_all_changes_after_it_are_the_newest_snapshot(histories):
+    known, frames = dict[str, Any](), []
+    for number, history in enumerate(histories):
+        tasks = tuple(replace(ONE, name=f"t{n}", array_index=n, done=done) for n, done in history.items())
+        frames.append(replace(FRAME, at_ms=number, tasks=tasks))
+    for _, event in heard(frames):
+        known = {k: v for k, v in known.items() if k not in event.get("gone_tasks", ())}
+        known.update({task["name"]: task["done"] for task in event.get("tasks", ())})
+    assert known == {f"t{n}": done for n, done in histories[-1].items()}
+
+
+def test_a_listener_that_reads_too_slowly_is_cut_off_and_the_others_hear_of_trouble():
+    clock, frames = HandClock(0), [FRAME]
+
+    def look(patience_s):
+        if not frames:
+            raise DatabaseProblem("the folder is gone")
+        return frames[0]
+
+    hub = live.Hub(live.LiveSource(SimpleNamespace(look=look)).look, clock, interval_s=0.01, sending_s=0.5)
+
     async def story():
-        reported, known = Reported(), dict[str, Any]()
-        listener = reported.hub.join()
-        for number, history in enumerate(histories):
-            tasks = tuple(replace(ONE, name=f"t{n}", array_index=n, done=done) for n, done in history.items())
-            await reported.read(replace(FRAME, at_ms=number, tasks=tasks))
-        for _, event in await reported.heard(listener):
-            known = {k: v for k, v in known.items() if k not in event.get("gone_tasks", ())}
-            known.update({task["name"]: task["done"] for task in event.get("tasks", ())})
-        assert known == {f"t{n}": done for n, done in histories[-1].items()}
+        slow, quick = Client(hub, reads=False), Client(hub)
+        await quick.until("snapshot")
+        frames.clear()
+        clock.sleep(2)
+        await quick.until("beat", trouble="the folder is gone", at_ms=1000)
+        frames.append(replace(FRAME, at_ms=2000))
+        await quick.until("beat", trouble=None, at_ms=2000)
+        clock.sleep(2)
+        frames[0] = replace(FRAME, tasks=())
+        await quick.until("change", gone_tasks=[ONE.name])
+        assert len(quick.sent) == 4
+        clock.sleep(10)
+        await quick.until("beat", trouble=None, at_ms=1000)
+        await slow.serving
+        assert (slow.cut.is_set(), quick.cut.is_set(), hub.listeners, len(slow.sent)) == (True, False, 1, 1)
 
     asyncio.run(story())
-
-
-def test_a_listener_too_many_or_too_slow_is_refused_or_cut_off_and_the_end_ends_all():
-    async def story():
-        reported, cut = Reported(), asyncio.Event()
-        await reported.read(FRAME)
-        others = [reported.hub.join() for _ in range(255)]
-        slow = reported.hub.join()
-        with pytest.raises(Exception, match=r"too many listeners \(256\)"):
-            reported.hub.join()
-
-        async def never(message):
-            if message["type"] == "websocket.send":
-                await asyncio.Event().wait()
-
-        connect = iter([{"type": "websocket.connect"}])
-
-        async def receive():
-            for message in connect:
-                return message
-            await cut.wait()
-            return {"type": "websocket.disconnect"}
-
-        scope = {"type": "websocket", "state": {"abort": cut.set}}
-        serving = asyncio.ensure_future(slow(scope, receive, never))
-        await asyncio.sleep(0)
-        for frames, is_cut in ((range(30), False), (range(30, 33), True)):
-            await reported.read(*map(at, frames))
-            assert cut.is_set() == is_cut
-        await serving
-        assert slow not in reported.hub.listeners
-        reported.hub.close()
-        assert len(await reported.heard(others[0])) == 34
-        with pytest.raises(Exception, match="too many listeners"):
-            reported.hub.join()
-
-    asyncio.run(story())
+    hub.listeners = 256
+    assert live._listener(hub, "/ws").status_code == 503
 
 
 def test_a_disk_that_hangs_or_fails_stops_answers_but_not_the_server(world, pages):
@@ -345,7 +343,6 @@ def test_a_disk_that_hangs_or_fails_stops_answers_but_not_the_server(world, page
                 said.append(f"{step}: {path} → {one.status_code} {one.headers.get('retry-after')} {words}")
 
         await tell("at first", "/api/tasks")
-        listener = world.hub.join()
         for step, error in errors.items():
             world.hub.read_documents, world.hub.patience_s = partial(look, error), 0.05
             world.clock.sleep(2)
@@ -356,9 +353,7 @@ def test_a_disk_that_hangs_or_fails_stops_answers_but_not_the_server(world, page
                 await world.get("/api/tasks")
             world.clock.sleep(2)
             await tell(f"after {step}", "/api/tasks", "/api/health")
-        listener.put(None)
-        events = [text async for text in listener.messages()]
-        return [*said, *(one for one in events if "beat" in one)]
+        return said
 
     pages({"answers.txt": "\n".join(asyncio.run(story()))})
 
