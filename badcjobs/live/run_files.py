@@ -258,7 +258,7 @@ class ArrayOfRun:
 
     job_id: str = ""
     indices: Sequence[int] = ()
-    submitted_at_ms: int | None = None
+    submitted_at_ms: int = 0
     chunks: int | None = None
     count: int = 0  # tasks of the array, including those not submitted again; 0: no array
     trouble: str | None = None
@@ -266,10 +266,9 @@ class ArrayOfRun:
 
     def as_submitted(self, tasks: Sequence[TaskFacts]) -> Iterator[TaskFacts]:
         """Yield the tasks; a task that has ended and was submitted again is waiting."""
-        since_ms = self.submitted_at_ms or 0
         for task in tasks:
             again = task.job_id != self.job_id and task.array_index in self.indices and task.state != "done"
-            over = task.ended_at_ms is not None and task.ended_at_ms < since_ms
+            over = task.ended_at_ms is not None and task.ended_at_ms < self.submitted_at_ms
             yield replace(task, state="waiting") if again and over else task
 
     def waiting(self, tasks: Sequence[TaskFacts], state: str) -> Iterator[TaskFacts]:
@@ -284,28 +283,27 @@ class ArrayOfRun:
 def read_array(files: RunFiles) -> ArrayOfRun:
     """Return the array of a run folder; a problem with its files is stored in ``trouble``."""
     folder = files.folder
+    run = folder.path
     try:
-        files.check_inside(file_in(folder.path), intent_in(folder.path), folder.run_toml)
-        array = ArrayOfRun(cut_short=find_cut_short(folder.path))
-        record = read_record(folder.path)
-        if record is not None:
-            job = record.job
-            array = replace(
-                array,
-                job_id=job.job_id,
-                indices=job.indices,
-                count=len(job.indices),
-            )
-            array = replace(array, submitted_at_ms=record.submitted_at_ms, chunks=record.chunks)
+        files.check_inside(file_in(run), intent_in(run), folder.run_toml)
+        array = ArrayOfRun(cut_short=find_cut_short(run))
+        frozen = FrozenRun.read(folder.run_toml)
+        record = read_record(run)
     except BadcjobsError as error:  # show the run even if its files were edited
         return ArrayOfRun(trouble=error.what)
-    try:
-        frozen = FrozenRun.read(folder.run_toml)
-    except BadcjobsError as error:
-        return replace(array, trouble=error.what)
-    if frozen is None or frozen.array is None:
+    if frozen is not None and frozen.array is not None:
+        array = replace(array, indices=frozen.array.indices, count=frozen.array.count)
+    if record is None:
         return array
-    return replace(array, indices=array.indices or frozen.array.indices, count=frozen.array.count)
+    job = record.job
+    return replace(
+        array,
+        job_id=job.job_id,
+        indices=job.indices,
+        submitted_at_ms=record.submitted_at_ms,
+        chunks=record.chunks,
+        count=array.count or len(job.indices),
+    )
 
 
 def is_abandoned(array: ArrayOfRun, files: RunFiles, tasks: Sequence[TaskFacts]) -> bool:
@@ -313,7 +311,7 @@ def is_abandoned(array: ArrayOfRun, files: RunFiles, tasks: Sequence[TaskFacts])
     if not array.indices or any(task.state == "running" for task in tasks):
         return False
     last_start_ms = max((task.started_at_ms for task in tasks), default=0)
-    if (array.submitted_at_ms or 0) > last_start_ms or array.cut_short is not None:
+    if array.submitted_at_ms > last_start_ms or array.cut_short is not None:
         return False  # they were, or may have been, submitted to Slurm since
     job_id = last_job_of(tasks)
     run = files.folder.path

@@ -484,27 +484,14 @@ def sum_of_known(values: Iterable[float | None]) -> float | None:
     return sum(numbers) if numbers else None
 
 
-def standstill(total: Total) -> str | None:
-    """Describe what is left when no task is running; None: a task is running, none has started, or nothing is left."""
+def has_more_to_do(total: Total) -> bool:
+    """Return whether chunks, tasks or parts of the source are left; False if no task has started."""
     states = total.states
-    unbegun = states.get("unbegun", 0)
-    waiting = states.get("waiting", 0) + unbegun
-    absent = max(0, (total.parts or 0) - total.parts_listed - waiting)  # parts without a task
-    if states.get("running") or set(states) <= {"waiting"} or not (total.left or waiting or absent):
-        return None
-
-    facts = []
-    if total.left:
-        facts.append("chunks are left")  # the verdict has their number
-    if absent:
-        facts.append(f"{absent:,} of {total.parts:,} parts of the source without a task")
-    if waiting:
-        facts.append(f"{count(waiting, 'task')} not started")
-    if unbegun:
-        facts.append("the emulation has ended")
-    if states.get("silent"):
-        facts.append(f"{count(states['silent'], 'task')} silent")
-    return f"no task is running: {', '.join(facts)}"
+    if set(states) <= {"waiting"}:
+        return False
+    waiting = states.get("waiting", 0) + states.get("unbegun", 0)
+    has_parts_without_task = (total.parts or 0) > total.parts_listed + waiting
+    return bool(total.left or waiting or has_parts_without_task)
 
 
 def is_done(total: Total) -> bool:

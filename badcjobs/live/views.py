@@ -15,7 +15,7 @@ from pathlib import Path
 from badcjobs.devices.listing import OpenedDevices, name_processes, open_devices
 from badcjobs.errors import BadcjobsError, DatabaseProblem, NotHere
 from badcjobs.live.run_files import ArrayOfRun, RunFiles, is_abandoned, last_job_of, read_array
-from badcjobs.live.snapshot import Snapshot, Tasks, Total, add_up, is_done, run_alerts, standstill, total_of_devices
+from badcjobs.live.snapshot import Snapshot, Tasks, Total, add_up, has_more_to_do, is_done, run_alerts, total_of_devices
 from badcjobs.model import CHARTED, AlertLimits, AskQueue, InventoryDevice, ProcessFacts, Reading, StandIn, not_asked
 from badcjobs.paths import RunFolder, is_there, shell_line
 from badcjobs.report.completeness import find_finish
@@ -33,6 +33,7 @@ from badcjobs.telemetry.recorder import Followed
 _RUN_FOLDER_ENTRIES = ("tasks", "run.toml", "submitted.json", "job.sqlite", "logs")
 _MAX_READINGS = 240  # per device
 _RECENT_MS = 10_000  # a reading may lack metrics that an earlier one has
+_NO_TASK = "no task is running"  # the verdict and the states of the tasks say what is left
 _TRY = "give the run folder (--out of run or submit)"
 
 
@@ -132,10 +133,10 @@ class RunView:
         """Add why no task is running, and the commands that resume the run, if chunks are left."""
         if total.states.get("running") or is_done(total):
             return total
-        reason = standstill(total)
         if array.cut_short is not None:
-            return replace(total, standstill=reason or "no task is running", go_on=(array.cut_short.command,))
+            return replace(total, standstill=_NO_TASK, go_on=(array.cut_short.command,))
 
+        reason = _NO_TASK if has_more_to_do(total) else None
         run = self.files.folder.path
         lock = lock_file_in(run)
         outside = any(self.files.is_outside(path) for path in (lock.parent, lock, file_in(run)))
@@ -149,7 +150,7 @@ class RunView:
             if queue is not None and (queue.waiting or queue.running):
                 return replace(total, standstill=f"no task is publishing: {queue}", go_on=queue.release)
             if queue is not None and not queue.known:
-                reason = reason and f"{reason} (unless still queued)"
+                reason = reason and f"{_NO_TASK} (unless still queued)"
             elif queue is not None and reason is None and set(total.states) == {"waiting"}:
                 reason = "no task is running or queued, and none has started"
         if reason is None and not (total.ended_at_ms is not None and total.failed and self.files.merged):
