@@ -33,7 +33,7 @@ from badcjobs.telemetry.recorder import Followed
 _RUN_FOLDER_ENTRIES = ("tasks", "run.toml", "submitted.json", "job.sqlite", "logs")
 _MAX_READINGS = 240  # per device
 _RECENT_MS = 10_000  # a reading may lack metrics that an earlier one has
-_NO_TASK = "no task is running"  # the verdict and the states of the tasks say what is left
+_NO_TASK = "no task is running, but work is left"
 _TRY = "give the run folder (--out of run or submit)"
 
 
@@ -150,7 +150,7 @@ class RunView:
             if queue is not None and (queue.waiting or queue.running):
                 return replace(total, standstill=f"no task is publishing: {queue}", go_on=queue.release)
             if queue is not None and not queue.known:
-                reason = reason and f"{_NO_TASK} (unless still queued)"
+                reason = reason and f"{_NO_TASK} (tasks may still be queued)"
             elif queue is not None and reason is None and set(total.states) == {"waiting"}:
                 reason = "no task is running or queued, and none has started"
         if reason is None and not (total.ended_at_ms is not None and total.failed and self.files.merged):
