@@ -28,7 +28,7 @@ from badcjobs.live.text_fit import (
     wrap,
     wrap_command,
 )
-from badcjobs.live.ui_state import DEVICES, HELP, TASK, Row, UiState, arrange_devices, arrange_tasks
+from badcjobs.live.ui_state import DEVICES, HELP, Row, UiState, arrange_devices, arrange_tasks
 from badcjobs.model import AUDIO_FAULTS, load_word
 from badcjobs.paths import shell_line
 from badcjobs.report.tables import ending
@@ -72,8 +72,8 @@ def draw(snapshot: Snapshot, ui: UiState, *, width: int, height: int | None = No
     """Return one page; ``height`` None: as long as necessary, and without the line of keys."""
     width = max(20, width)
     head: Lines = []
-    if ui.page != HELP:
-        head = _head(snapshot, width, height, full=ui.page != TASK)
+    if ui.opened != HELP:
+        head = _head(snapshot, width, height, full=ui.opened is None)
     room = None
     if height is not None:
         room = max(1, height - len(head) - 1)
@@ -104,10 +104,10 @@ def as_plain_text(snapshot: Snapshot, ui: UiState | None = None, *, width: int =
 
 def _body(snapshot: Snapshot, ui: UiState, width: int, room: int | None) -> Page:
     """Return the lines below the head."""
-    if ui.page == HELP:
+    if ui.opened == HELP:
         return _scrolled(_help_lines(width), ui, room)
-    if ui.page == TASK:
-        return _scrolled(task_page(snapshot, ui.opened or "", width), ui, room)
+    if ui.opened is not None:
+        return _scrolled(task_page(snapshot, ui.opened, width), ui, room)
     if ui.page == DEVICES:
         devices = arrange_devices(snapshot.devices, ui)
         page = _list(devices, lambda shown: device_columns(snapshot, shown), ui, width, room)
@@ -293,7 +293,7 @@ def _foot(ui: UiState, width: int) -> Text:
     """Return the line of keys."""
     if ui.typing:
         keys = [f"show only: {ui.filter}_", "enter keeps it, escape shows all"]
-    elif ui.page in (TASK, HELP):
+    elif ui.opened is not None:
         keys = ["esc back", "q quit", "up/down scroll"]
     else:
         keys = _list_keys(ui)

@@ -63,7 +63,8 @@ def _matches(wanted: str, *names: str | None) -> bool:
 
 # --- ui -------------------------------------------------------------------------------------------------------------
 
-TASKS, DEVICES, TASK, HELP = "tasks", "devices", "task", "help"
+TASKS, DEVICES = "tasks", "devices"  # the lists
+HELP = "help"
 _FIRST_ORDER = {TASKS: "state", DEVICES: "task"}
 _FAR = 1_000_000_000
 _MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "home": -_FAR, "end": _FAR}
@@ -77,24 +78,18 @@ class UiState:
     page: str = TASKS
     of_run: bool = True  # False: this machine, which has devices and no tasks
     line: int = 0  # number of the selected line
-    scroll: int = 0  # on the pages TASK and HELP: lines above the top of the screen
-    opened: str | None = None  # name of the task on the page TASK
+    opened: str | None = None  # what is shown instead of the list: the task with this name, or HELP
+    scroll: int = 0  # its lines above the top of the screen
     order: str = "task"
     filter: str = ""  # show only lines with all these words
     typing: bool = False  # the filter is being typed
     quitting: bool = False
-    back_to: str = TASKS
 
     @classmethod
     def at_start(cls, *, of_run: bool) -> UiState:
         """Return the state at the start."""
         page = TASKS if of_run else DEVICES
-        return cls(
-            page=page,
-            of_run=of_run,
-            back_to=page,
-            order=_FIRST_ORDER[page],
-        )
+        return cls(page, of_run, order=_FIRST_ORDER[page])
 
     @property
     def orders(self) -> list[str]:
@@ -110,23 +105,13 @@ def press(ui: UiState, key: str, *, rows: int, names: Sequence[str | None]) -> U
         return replace(ui, quitting=True)
     last = max(0, len(names) - 1)
     step = {**_MOVES, "page-down": rows, "page-up": -rows}.get(key)
-    if ui.page in (TASK, HELP):
-        return _scroll(ui, key, step, last)
-    return _press_in_list(ui, key, step, last, names)
-
-
-def _scroll(ui: UiState, key: str, step: int | None, last: int) -> UiState:
-    """Scroll a page, or return to the list."""
-    if step is not None and (last or ui.page == TASK):
+    if ui.opened is None:
+        return _press_in_list(ui, key, step, last, names)
+    if step is not None:
         return replace(ui, scroll=min(last, max(0, ui.scroll + step)))
-    if ui.page == TASK and key not in ("escape", "enter"):
-        return ui
-    return replace(
-        ui,
-        page=ui.back_to,
-        opened=None,
-        scroll=0,
-    )
+    if key in ("escape", "enter", "?"):
+        return replace(ui, opened=None)
+    return ui
 
 
 def _press_in_list(ui: UiState, key: str, step: int | None, last: int, names: Sequence[str | None]) -> UiState:
@@ -134,12 +119,7 @@ def _press_in_list(ui: UiState, key: str, step: int | None, last: int, names: Se
     if step is not None:
         return replace(ui, line=min(last, max(0, ui.line + step)))
     if key == "?":
-        return replace(
-            ui,
-            page=HELP,
-            back_to=ui.page,
-            scroll=0,
-        )
+        return replace(ui, opened=HELP, scroll=0)
     if key == "/":
         return replace(ui, typing=True)
     if key == "escape":
@@ -148,13 +128,7 @@ def _press_in_list(ui: UiState, key: str, step: int | None, last: int, names: Se
         following = ui.orders.index(ui.order) + 1
         return replace(ui, order=ui.orders[following % len(ui.orders)], line=0)
     if key == "enter" and names and names[ui.line] is not None:
-        return replace(
-            ui,
-            page=TASK,
-            opened=names[ui.line],
-            back_to=ui.page,
-            scroll=0,
-        )
+        return replace(ui, opened=names[ui.line], scroll=0)
     if key == "d" and ui.of_run:
         page = TASKS if ui.page == DEVICES else DEVICES
         return replace(

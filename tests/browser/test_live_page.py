@@ -150,7 +150,7 @@ def test_a_run_that_has_ended_shows_what_worked_last_and_says_how_to_go_on(brows
         assert ("ended" in words, "so far" in words, "done in about" in words) == (True, False, False)
         assert "now" not in " ".join(page.texts("body")).split()
         assert page.texts("#standstill")[0].startswith(
-            "no task is running: chunks are left (unless still queued). Resume with"
+            "no task is running, but work is left (tasks may still be queued). Resume with"
         )
         assert page.texts("#go-on pre") == [f"badcjobs run /data/m.csv --out={tmp_path / 'run'}"]
         assert page.errors == []

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rooms import live
-from rooms.live import DEVICES, HELP, TASK, TASKS, Snapshot, UiState, draw, press
+from rooms.live import DEVICES, HELP, Snapshot, UiState, draw, press
 from rooms.model import ProcessFacts, Reading
 from rooms.store import DeviceFacts, DeviceWork, TaskAlert, TaskFacts, Trail
 from support.task_files import START_MS
@@ -74,7 +74,7 @@ FRAME = Snapshot(
     ("4821_8.r0.gpu08.sqlite cannot be read: the file is empty", "two", "three", "four"), unread=3, files=12,
 )  # fmt: skip
 OVER = replace(FRAME, total=replace(FRAME.total, standstill=STANDSTILL, go_on=(COMMAND,)), alerts=(), unread=0)
-ALL_PAGES = (TASKS, DEVICES, TASK, HELP)
+PAGES = (UiState(), UiState(page=DEVICES), UiState(opened=RUNNING[0].name), UiState(opened=HELP))
 SIZES = [(20, 4), (40, 10), (60, 16), (80, 24), (110, 30), (200, 20)]
 
 
@@ -93,19 +93,20 @@ def styles(page):
 
 def shown(frame, width, height, **more):
     """Return all four pages at a size; a ruler is above them."""
-    uis = [UiState(page=page, opened=RUNNING[0].name, line=3) for page in ALL_PAGES]
     ruler = f"\n{'=' * width}\n"
-    return ruler + ruler.join(text(draw(frame, ui, width=width, height=height, **more)) for ui in uis)
+    return ruler + ruler.join(
+        text(draw(frame, replace(ui, line=3), width=width, height=height, **more)) for ui in PAGES
+    )
 
 
 def test_every_page_at_every_size(pages):
     said = {f"{width}x{height}.txt": shown(FRAME, width, height) for width, height in SIZES}
     said |= {f"over-{width}x{height}.txt": shown(OVER, width, height) for width, height in ((50, 15), (90, 28))}
     said["ascii.txt"] = shown(FRAME, 100, 26, ascii_only=True)
-    scrolled = [draw(FRAME, UiState(page=HELP, scroll=lines), width=60, height=10) for lines in (1, 5, 99)]
+    scrolled = [draw(FRAME, UiState(opened=HELP, scroll=lines), width=60, height=10) for lines in (1, 5, 99)]
     said["scrolled.txt"] = "\n\n".join(f"{text(one)}\n{one.rows} rows" for one in scrolled)
     assert said["ascii.txt"].isascii()
-    uis = (UiState(), UiState(page=DEVICES), UiState(page=TASK, opened=ENDED[0].name), UiState(page=HELP))
+    uis = (*PAGES[:2], UiState(opened=ENDED[0].name), PAGES[3])
     said["styles.txt"] = "\n\n".join(styles(draw(FRAME, ui, width=120, height=30)) for ui in uis)
     pages(said)
 
@@ -123,15 +124,15 @@ def test_pages_of_single_tasks_of_this_machine_and_of_odd_runs(pages):
         "quiet-machine.txt": (replace(machine, devices=(replace(COURSE[0], task=""),)), UiState(page=DEVICES)),
         "nothing.txt": (Snapshot(NOW_MS, "run", True, total=live.add_up([], [])), UiState()),
         "filtered.txt": (FRAME, UiState(filter="gpu00 RUNNING")), "nothing-matches.txt": (FRAME, UiState(filter="owl")),
-        "one-file.txt": (replace(FRAME, title="a.sqlite"), UiState(page=TASK, opened=FRAME.tasks[0].name)),
-        "gone.txt": (FRAME, UiState(page=TASK, opened="4821_0.r9.gpu1")),
+        "one-file.txt": (replace(FRAME, title="a.sqlite"), UiState(opened=FRAME.tasks[0].name)),
+        "gone.txt": (FRAME, UiState(opened="4821_0.r9.gpu1")),
         "almost.txt": (Snapshot(NOW_MS, "run", True, total=almost), UiState()),
         "strange.txt": (replace(strange(), alerts=ALERTS[:1]), UiState()),
         "strange-devices.txt": (strange(), UiState(page=DEVICES)),
-        "strange-task.txt": (strange(), UiState(page=TASK, opened="\x1b")),
+        "strange-task.txt": (strange(), UiState(opened="\x1b")),
     }  # fmt: skip
     for one in FRAME.tasks:
-        odd[f"task-{one.array_index}-{one.state}.txt"] = FRAME, UiState(page=TASK, opened=one.name)
+        odd[f"task-{one.array_index}-{one.state}.txt"] = FRAME, UiState(opened=one.name)
     said = {name: text(draw(frame, ui, width=100)) for name, (frame, ui) in odd.items()}
     many = [TaskAlert("power", "warning", f"warning {n}", "gpu1", NOW_MS - n) for n in range(30)]
     alarmed = replace(FRAME, alerts=(*many, *ALERTS), remarks=())
@@ -150,15 +151,15 @@ def strange():
 
 
 @settings(max_examples=60)
-@given(st.integers(1, 250), st.integers(1, 80), st.integers(0, 99), st.sampled_from(ALL_PAGES), st.booleans())
+@given(st.integers(1, 250), st.integers(1, 80), st.integers(0, 99), st.sampled_from(PAGES), st.booleans())
 def test_no_size_of_a_terminal_is_too_strange(width, height, line, page, plain):
     for frame in (FRAME, OVER, strange()):
-        ui = UiState(page=page, opened=frame.tasks[0].name, line=line, scroll=line)
+        ui = replace(page, line=line, scroll=line)
         lines = [one.plain for one in draw(frame, ui, width=width, height=height, ascii_only=plain).lines]
         assert len(lines) == height
         assert max(map(cell_len, lines)) <= max(20, width)
         assert not any("\n" in one or (plain and not one.isascii()) for one in lines)
-        if frame is FRAME and page in (TASKS, DEVICES) and height >= 24 and width >= 80:
+        if frame is FRAME and page.opened is None and height >= 24 and width >= 80:
             chosen = sum(one.startswith(">  " if plain else "▸  ") for one in lines)
             assert chosen == 1, "the chosen line is on the page"
 
