@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import floor
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -18,31 +19,22 @@ from badcjobs.words import UNKNOWN, count, duration, energy, moment, number, pla
 
 COMPARISON_VERSION = 1
 _SAME = 0.005  # a smaller relative difference is "the same"
-_SAME_POINTS = 0.5
-_ALIKE = 0.01  # if chunk lengths differ by less than this, a change can be called better or worse
+_ALIKE = 0.01  # chunk lengths that differ by less than this are the same
 INCOMPARABLE = "cannot be compared"
 _OF_ONE_RUN = {"out", "source", "root", "shard"}  # these always differ
-# The words for a change: "2 × as WORD", "12 % MORE", "12 % LESS".
-MUCH = ("much", "more", "less")
-MANY = ("many", "more", "fewer")
-FAST = ("fast", "faster", "slower")
-LONG = ("long", "longer", "shorter")
 Document = dict[str, Any]  # for --json, or a part of it
 Find = Callable[[Summary], Any]  # returns a number or None
 Say = Callable[[float | None], str]  # writes a figure
 
 
 class Kind(NamedTuple):
-    """One figure of the comparison: how to compute it, write it, and judge it."""
+    """One figure of the comparison: how to write it, and how to compute it."""
 
     key: str
     name: str
-    say: Say
-    words: tuple[str, str, str] = MUCH
-    better: int = 0  # 1: more is better; -1: less is; 0: neither
+    say: Say  # of percentages ``share_words``: their difference is in percentage points
     find: Find | None = None  # None: it is the attribute ``key`` of the summary
-    points: bool = False  # it is a percentage: the difference is in percentage points
-    needs: Callable[[Summary], bool] | None = None  # the figure is compared only if this holds for both jobs
+    of_energy: bool = False  # it is compared only if nearly all energy of both jobs was measured
 
 
 def _busy(summary: Summary) -> float | None:
@@ -50,14 +42,6 @@ def _busy(summary: Summary) -> float | None:
     devices = [device for device in summary.devices if device.busy_mean_percent is not None]
     total = sum((device.busy_mean_percent or 0.0) * device.samples for device in devices)
     return ratio(total, sum(device.samples for device in devices))
-
-
-def _analysed(summary: Summary) -> bool:
-    return bool(summary.times_real_time)
-
-
-def _metered(summary: Summary) -> bool:
-    return (summary.energy_measured_percent or 0.0) >= NEARLY_ALL
 
 
 def _detection_rate(summary: Summary) -> float | None:
@@ -68,30 +52,29 @@ def _audio_per_chunk(summary: Summary) -> float | None:
     return ratio(summary.audio_hours * 3600, summary.done - summary.facts.done_of_unknown_length)
 
 
-_JOULES = attrgetter("chunk_cost.energy_j_mean")
 _WHOLE = partial(number, digits=0)
 _TWO = partial(number, digits=2)
 FIGURES = (
-    Kind("times_real_time", "speed (× real time)", number, FAST, 1, needs=_analysed),
-    Kind("audio_hours_per_gpu_hour", "audio-hours per GPU-hour", number, MUCH, 1, needs=_analysed),
-    Kind("devices_at_once", "GPUs in use, on average", number, MANY),
-    Kind("tasks", "task attempts", _WHOLE, MANY),
-    Kind("chunks_done", "chunks done", _WHOLE, MANY, find=attrgetter("done")),
-    Kind("chunks_failed", "chunks failed", _WHOLE, MANY, find=attrgetter("failed")),
-    Kind("tries_per_chunk", "tries per chunk done", _TWO, MANY, -1, lambda s: ratio(s.facts.tries, s.done)),
+    Kind("times_real_time", "speed (× real time)", number),
+    Kind("audio_hours_per_gpu_hour", "audio-hours per GPU-hour", number),
+    Kind("devices_at_once", "GPUs in use, on average", number),
+    Kind("tasks", "task attempts", _WHOLE),
+    Kind("chunks_done", "chunks done", _WHOLE, attrgetter("done")),
+    Kind("chunks_failed", "chunks failed", _WHOLE, attrgetter("failed")),
+    Kind("tries_per_chunk", "tries per chunk done", _TWO, lambda s: ratio(s.facts.tries, s.done)),
     Kind("audio_hours", "audio-hours", _TWO),
-    Kind("wall_s", "running time", duration, LONG),
+    Kind("wall_s", "running time", duration),
     Kind("gpu_hours", "GPU-hours", _TWO),
-    Kind("busy_mean_percent", "busy, mean of all devices", share_words, MUCH, 1, _busy, True, _analysed),
-    Kind("audio_s_per_chunk", "seconds of audio per chunk", number, LONG, find=_audio_per_chunk),
-    Kind("chunk_p50_s", "seconds per chunk, p50", _TWO, LONG, -1, lambda s: getattr(s.chunk_s, "p50", None)),
-    Kind("chunk_p95_s", "seconds per chunk, p95", _TWO, LONG, -1, lambda s: getattr(s.chunk_s, "p95", None)),
-    Kind("gpu_s_per_chunk", "GPU-seconds per chunk", _TWO, MUCH, -1, attrgetter("chunk_cost.gpu_s_mean")),
-    Kind("energy_j_per_chunk", "joules per chunk", number, MUCH, -1, _JOULES, needs=_metered),
-    Kind("energy_wh", "energy", energy, needs=_metered),
-    Kind("energy_measured_percent", "GPU time with known energy", share_words, points=True),
-    Kind("kwh_per_1000_audio_hours", "kWh per 1,000 audio-hours", _TWO, MUCH, -1, needs=_metered),
-    Kind("detections_per_audio_hour", "detections per audio-hour", number, MANY, find=_detection_rate),
+    Kind("busy_mean_percent", "busy, mean of all devices", share_words, _busy),
+    Kind("audio_s_per_chunk", "seconds of audio per chunk", number, _audio_per_chunk),
+    Kind("chunk_p50_s", "seconds per chunk, p50", _TWO, lambda s: s.chunk_s and s.chunk_s.p50),
+    Kind("chunk_p95_s", "seconds per chunk, p95", _TWO, lambda s: s.chunk_s and s.chunk_s.p95),
+    Kind("gpu_s_per_chunk", "GPU-seconds per chunk", _TWO, attrgetter("chunk_cost.gpu_s_mean")),
+    Kind("energy_j_per_chunk", "joules per chunk", number, attrgetter("chunk_cost.energy_j_mean"), of_energy=True),
+    Kind("energy_wh", "energy", energy, of_energy=True),
+    Kind("energy_measured_percent", "GPU time with known energy", share_words),
+    Kind("kwh_per_1000_audio_hours", "kWh per 1,000 audio-hours", _TWO, of_energy=True),
+    Kind("detections_per_audio_hour", "detections per audio-hour", number, _detection_rate),
 )
 
 
@@ -101,9 +84,7 @@ def _share_of(state: str, summary: Summary) -> float | None:
     return 0.0 if summary.states else None
 
 
-_SHARES = [
-    Kind(state, name, share_words, find=partial(_share_of, state), points=True) for state, name in STATE_WORDS.items()
-]
+_SHARES = [Kind(state, name, share_words, partial(_share_of, state)) for state, name in STATE_WORDS.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,19 +128,17 @@ def compare(this: Summary, this_title: str, other: Summary, other_title: str) ->
     other_length_s = _audio_per_chunk(other)
     if length_s and other_length_s and abs(length_s / other_length_s - 1) >= _ALIKE:
         differences.append(f"chunk length ({number(length_s)} s against {number(other_length_s)} s)")
-    figures = [_figure(kind, this, other, judged=not differences) for kind in FIGURES]
+    figures = [_figure(kind, this, other) for kind in FIGURES]
     conclusion = _conclude(figures, this_title, other_title)
     if differences:
-        conclusion += f" They differ in {' and '.join(differences)}: no change is called better or worse."
+        conclusion += f" They differ in {' and '.join(differences)}."
     return Comparison(
         version=COMPARISON_VERSION,
         this=about,
         other=about_other,
         conclusion=conclusion,
         figures=tuple(figure for figure in figures if figure.this is not None or figure.other is not None),
-        states=tuple(
-            _figure(kind, this, other, judged=False) for kind in _SHARES if kind.key in {**this.states, **other.states}
-        ),
+        states=tuple(_figure(kind, this, other) for kind in _SHARES if kind.key in {**this.states, **other.states}),
         settings=_different_settings(this.facts.last_settings, other.facts.last_settings),
         settings_known=bool(this.facts.last_settings and other.facts.last_settings),
     )
@@ -186,7 +165,7 @@ def _about(summary: Summary, title: str) -> Document:
 
 
 def _differences(about: Document, about_other: Document) -> Iterator[str]:
-    """Yield in which engines and models the jobs differ: then nothing is better or worse."""
+    """Yield in which engines and models the jobs differ."""
     for key, noun in (("engines", "engine"), ("models", "devices")):
         ours = about[key]
         theirs = about_other[key]
@@ -242,14 +221,15 @@ def _setting(value: Any) -> str:
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-def _figure(kind: Kind, this: Summary, other: Summary, *, judged: bool) -> Figure:
+def _figure(kind: Kind, this: Summary, other: Summary) -> Figure:
     """Return a figure; it is compared only if both jobs have enough of what it needs."""
     find = kind.find or attrgetter(kind.key)
     ours = find(this)
     theirs = find(other)
     our_words = kind.say(ours)
     their_words = kind.say(theirs)
-    comparable = kind.needs is None or (kind.needs(this) and kind.needs(other))
+    measured = [summary.energy_measured_percent or 0.0 for summary in (this, other)]
+    comparable = not kind.of_energy or min(measured) >= NEARLY_ALL
     if ours is None or theirs is None:
         change = UNKNOWN
     elif not comparable:
@@ -257,7 +237,7 @@ def _figure(kind: Kind, this: Summary, other: Summary, *, judged: bool) -> Figur
     elif our_words == their_words:
         change = "the same"  # a difference that is not visible is none
     else:
-        change = change_words(ours, theirs, kind.words, kind.better if judged else 0, points=kind.points)
+        change = change_words(ours, theirs, points=kind.say is share_words)
     return Figure(
         key=kind.key,
         name=kind.name,
@@ -270,36 +250,31 @@ def _figure(kind: Kind, this: Summary, other: Summary, *, judged: bool) -> Figur
     )
 
 
-def change_words(
-    this: float, other: float, words: tuple[str, str, str], better: int = 0, *, points: bool = False
-) -> str:
-    """Return the change from the other job to this one: '2.1 × as fast (better)', '12 % less'.
+def change_words(this: float, other: float, *, points: bool = False) -> str:
+    """Return the change from the other job to this one: '2.1 ×', '12 % less'.
 
     ``points``: the figure is a percentage; the change is the difference of the percentages as shown.
     """
-    if this == other or abs(this - other) < (_SAME_POINTS if points else _SAME * other):
+    difference = floor(this + 0.5) - floor(other + 0.5)
+    if (points and not difference) or abs(this - other) < _SAME * other:
         return "the same"
-    as_word, more, less = words
-    direction = more if this > other else less
-    change = direction
+    direction = "more" if this > other else "less"
     if points:
-        change = f"{count(max(1, abs(round(this) - round(other))), 'point')} {direction}"
-    elif 0 < this < other / 100:  # "100 % less" would be nothing
-        change = f"1/{number(other / this, 0)} as {as_word}"
-    elif other > 0 and this >= 2 * other:
-        change = f"{number(this / other)} × as {as_word}"
-    elif other > 0:
-        change = f"{abs(this / other - 1) * 100:.0f} % {direction}"
-    if not better:
-        return change
-    return f"{change} (better)" if (this > other) == (better > 0) else f"{change} (worse)"
+        return f"{count(abs(difference), 'point')} {direction}"
+    if 0 < this < other / 100:  # "100 % less" would be nothing
+        return f"1/{number(other / this, 0)} ×"
+    if this >= 2 * other > 0:
+        return f"{number(this / other)} ×"
+    if other > 0:
+        return f"{abs(this / other - 1) * 100:.0f} % {direction}"
+    return direction
 
 
 def _conclude(figures: Sequence[Figure], this: str, other: str) -> str:
     """Return the comparison in one sentence."""
     by_key = {figure.key: figure for figure in figures}
     speed = by_key["times_real_time"]
-    if speed.ratio is None:
+    if not speed.ratio:
         return f"The speed of {this} and {other} cannot be compared: one of them, or both, analysed nothing."
     sentence = f"{this} is {number(speed.ratio, 2)} × as fast as {other}"
     if abs(speed.ratio - 1) < _SAME:

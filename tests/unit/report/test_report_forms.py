@@ -195,14 +195,11 @@ def test_what_prometheus_hears_where_one_fact_is_different(pages):
 
 
 def test_how_numbers_and_changes_are_written(pages):
-    """A change (much, fast, long) has its direction; percentages differ by the points that are shown."""
+    """A change has its direction; percentages differ by the points that are shown."""
 
     def write(name, *args, **more):
-        for room in (root, report):
-            if hasattr(room, name):
-                return str(getattr(room, name)(*args))
-        this, other, better = args
-        return str(report.change_words(this, other, getattr(report, name.upper()), better, **more))
+        room = root if hasattr(root, name) else report
+        return str(getattr(room, name)(*args, **more))
 
     said = [f"{name}({', '.join(map(repr, args))}{', points' * len(more)}) → {write(name, *args, **more)}"
             for line in (DATA / "report_numbers.txt").read_text().splitlines()
