@@ -12,15 +12,12 @@ from typing import Any, NamedTuple
 import bokeh.models
 import bokeh.plotting
 import numpy as np
-import numpy.typing as npt
 from bokeh.embed import components
 from bokeh.resources import Resources
 
 # Bokeh makes its constructors at run time; their types differ between versions.
 models: Any = bokeh.models
 Figure = Any
-
-Whole = npt.NDArray[np.int64]
 
 # The colours of Okabe and Ito, which are safe for colour-blind readers.
 STATE_COLORS = {
@@ -78,13 +75,7 @@ def time_range(from_ms: float, to_ms: float) -> Any:
     return models.Range1d(*bounds, bounds=bounds, min_interval=10_000, name="time")
 
 
-class Runs(NamedTuple):
-    """Stretches of one state each, of all devices; ``row`` counts the devices from 0."""
-
-    row: Whole
-    left_ms: Whole
-    right_ms: Whole
-    state: Whole  # place in STATES
+Runs = Mapping[str, list[tuple[int, int, int]]]  # state → row (the devices count from 0), begin and end in ms
 
 
 def timeline(runs: Runs, rows: int, times: Any) -> Figure:
@@ -93,13 +84,9 @@ def timeline(runs: Runs, rows: int, times: Any) -> Figure:
     y_range = models.Range1d(rows - 0.5, -0.5, bounds=(-0.5, rows - 0.5), min_interval=3, name="rows")
     plot = _figure("timeline", times, y_range, height)
     renderers = []
-    for number, (state, color) in enumerate(STATE_COLORS.items()):
-        here = runs.state == number
-        columns = {
-            "y": runs.row[here].astype(np.uint16),
-            "left": runs.left_ms[here].astype(float),
-            "right": runs.right_ms[here].astype(float),
-        }
+    for state, color in STATE_COLORS.items():
+        y, left, right = np.array(runs.get(state, ()), float).reshape(-1, 3).T
+        columns = {"y": y.astype(np.uint16), "left": left, "right": right}
         # A line of the same colour closes the gap between two rows, and keeps short runs visible.
         bars = plot.hbar(
             y="y",

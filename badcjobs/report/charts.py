@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import base64
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +18,7 @@ import numpy.typing as npt
 
 from badcjobs.model import CHARTED, ChartData, Envelope, Stretches, not_none
 from badcjobs.report import chart_figures as figures
-from badcjobs.report.chart_figures import STATES, Histogram, MetricForm, Runs, Whole
+from badcjobs.report.chart_figures import STATES, Histogram, MetricForm, Runs
 from badcjobs.report.job_tables import trouble_rank
 from badcjobs.report.progress import over_time
 from badcjobs.report.rules import known_texts
@@ -24,9 +27,9 @@ from badcjobs.store.read_model import DeviceFacts
 from badcjobs.words import natural
 
 Numbers = npt.NDArray[np.float64]
-_PLACES = {state: place for place, state in enumerate(STATES)}
+Whole = npt.NDArray[np.int64]
 MOST_DEVICES = 300  # in the timeline, and one by one
-_COLUMNS = 400
+_COLUMNS = 400  # at most
 _FEWEST_BARS = 8
 _MOST_BARS = 60
 _FEWEST_TRIES = 5  # fewer need no histogram
@@ -72,22 +75,26 @@ def _draw_over_time(summary: Summary, data: ChartData) -> tuple[dict[str, Any], 
     """Return the charts over time, their data for page.js, and notes; all empty without data."""
     read = over_time(data, summary.facts.tasks)
     known = []
-    from_ms = []
-    to_ms = []
+    begins_ms = []
+    ends_ms = []
+    longest_ms = 0
     for device in summary.devices:
         stretches = read(device)  # one device at a time: those of a large array do not fit into memory
         if stretches is None:
             continue
         known.append(device)
-        from_ms.append(stretches.from_ms[0])
-        to_ms.append(stretches.to_ms[-1])
+        begins_ms.append(stretches.from_ms[0])
+        ends_ms.append(stretches.to_ms[-1])
+        longest_ms = max(longest_ms, stretches.to_ms[0] - stretches.from_ms[0])  # all but the last are as long
     if not known:
         return {}, {}, ()
 
     shown = choose(known, MOST_DEVICES)
     rows = not_none(map(read, shown))
-    times = figures.time_range(min(from_ms), max(to_ms))
-    together = over_all(filter(None, map(read, known)), min(from_ms), max(to_ms))
+    from_ms = min(begins_ms)
+    to_ms = max(ends_ms)
+    times = figures.time_range(from_ms, to_ms)
+    together = over_all(filter(None, map(read, known)), from_ms, to_ms, longest_ms)
     forms = _forms(known, together)
     drawn = {"timeline": figures.timeline(find_runs(rows), len(rows), times)}
     drawn |= {form.name: figures.metric(form, times) for form in forms}
@@ -170,69 +177,48 @@ def _text(values: Any) -> str:
     return base64.b64encode(values.tobytes()).decode("ascii")
 
 
-# --- what the devices did: runs of states -----------------------------------------------------------------------------
+# --- what the devices did, and their readings over time --------------------------------------------------------------
 
 
-def find_runs(devices: Sequence[Stretches]) -> Runs:
+def find_runs(devices: Iterable[Stretches]) -> Runs:
     """Return what the devices did: neighbouring stretches of one state are joined."""
-    parts = [_runs_of(row, device) for row, device in enumerate(devices)]
-    return Runs(*map(np.concatenate, zip(*parts, strict=True)))
+    runs: Runs = defaultdict(list)
+    for row, device in enumerate(devices):
+        stretches = zip(device.states, device.from_ms, device.to_ms, strict=True)
+        for state, group in groupby(stretches, itemgetter(0)):
+            joined = list(group)
+            runs[state].append((row, joined[0][1], joined[-1][2]))
+    return runs
 
 
-def _runs_of(row: int, device: Stretches) -> tuple[Whole, Whole, Whole, Whole]:
-    """Return row, begin, end and state of each run of a device."""
-    state = np.array([_PLACES[state] for state in device.states])
-    firsts = np.flatnonzero(np.diff(state, prepend=-1))
-    lasts = np.append(firsts[1:], len(state)) - 1
-    return np.full(len(firsts), row), np.asarray(device.from_ms)[firsts], np.asarray(device.to_ms)[lasts], state[firsts]
+def over_all(devices: Iterable[Stretches], from_ms: int, to_ms: int, longest_ms: int) -> Stretches:
+    """Return the smallest, mean and largest reading of all devices together, in columns of equal width.
 
-
-# --- readings over time -----------------------------------------------------------------------------------------------
-
-
-def over_all(devices: Iterable[Stretches], from_ms: int, to_ms: int) -> Stretches:
-    """Return the smallest, mean and largest reading of all devices together, in columns of equal width."""
-    edges = np.linspace(from_ms, to_ms, _COLUMNS + 1)
-    nothing = np.outer([np.inf, -np.inf, 0.0, 0.0], np.ones(_COLUMNS))
-    totals = {metric: nothing.copy() for metric in CHARTED}
+    No column is shorter than the longest stretch, so each stretch can count in the column of its middle.
+    """
+    width_ms = max(longest_ms, -(-(to_ms - from_ms) // _COLUMNS))
+    begins = range(from_ms, to_ms, width_ms)
+    totals = {metric: np.outer([np.nan, np.nan, 0.0, 0.0], np.ones(len(begins))) for metric in CHARTED}
     for device in devices:
-        places, column, inside_ms = _touched(device, edges)
+        middles = (np.asarray(device.from_ms) + np.asarray(device.to_ms)) // 2
+        time_ms = np.subtract(device.to_ms, device.from_ms)
         for metric, envelope in device.metrics.items():
-            low, mean, high = np.array([envelope.low, envelope.mean, envelope.high])[:, places]
-            _add(totals[metric], column, inside_ms, low, mean, high)
-    begins = edges[:-1].astype(np.int64).tolist()
-    ends = edges[1:].astype(np.int64).tolist()
-    return Stretches(begins, ends, (), {metric: _envelope(sums) for metric, sums in totals.items()})
+            _add(totals[metric], (middles - from_ms) // width_ms, time_ms, envelope)
+    metrics = {}
+    for metric, (lows, highs, times, sums) in totals.items():
+        means = np.divide(sums, times, where=times > 0, out=np.full(len(begins), np.nan))
+        metrics[metric] = Envelope(lows.tolist(), means.tolist(), highs.tolist())
+    return Stretches(begins, [*begins[1:], to_ms], (), metrics)
 
 
-def _touched(device: Stretches, edges: Numbers) -> tuple[Whole, Whole, Numbers]:
-    """Return, for every column that a stretch touches: the place of the stretch, the column, the time in it."""
-    begins = np.asarray(device.from_ms)
-    ends = np.asarray(device.to_ms)
-    width = edges[1] - edges[0]
-    first = np.clip(((begins - edges[0]) // width).astype(np.int64), 0, _COLUMNS - 1)
-    last = np.clip(np.ceil((ends - edges[0]) / width).astype(np.int64) - 1, first, _COLUMNS - 1)
-    touched = last - first + 1
-    places = np.repeat(np.arange(len(first)), touched)
-    column = first[places] + np.arange(len(places)) - np.repeat(np.cumsum(touched) - touched, touched)
-    inside_ms = np.minimum(ends[places], edges[column + 1]) - np.maximum(begins[places], edges[column])
-    return places, column, inside_ms
-
-
-def _add(totals: Numbers, column: Whole, weight: Numbers, low: Numbers, mean: Numbers, high: Numbers) -> None:
+def _add(totals: Numbers, column: Whole, time_ms: Whole, envelope: Envelope) -> None:
     """Add the readings of a device: the rows of ``totals`` are smallest, largest, time, and sum over time."""
-    measured = np.isfinite(mean) & (weight > 0)
-    column = column[measured]
-    weight = weight[measured]
-    np.minimum.at(totals[0], column, low[measured])
-    np.maximum.at(totals[1], column, high[measured])
-    totals[2] += np.bincount(column, weight, _COLUMNS)
-    totals[3] += np.bincount(column, weight * mean[measured], _COLUMNS)
-
-
-def _envelope(totals: Numbers) -> Envelope:
-    lows, highs, times, sums = np.where(totals[2] > 0, totals, np.nan)
-    return Envelope(lows.tolist(), (sums / times).tolist(), highs.tolist())
+    means = np.asarray(envelope.mean)
+    measured_ms = np.where(np.isnan(means), 0, time_ms)
+    np.fmin.at(totals[0], column, envelope.low)
+    np.fmax.at(totals[1], column, envelope.high)
+    np.add.at(totals[2], column, measured_ms)
+    np.add.at(totals[3], column, np.nan_to_num(means) * measured_ms)
 
 
 def choose(devices: Sequence[DeviceFacts], most: int) -> list[DeviceFacts]:

@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rooms.model import CHARTED, ChartData, Envelope, Stretches
-from rooms.report import STATES, as_parts, choose, curve, draw, find_runs, make_histogram, over_all, page, summarize
+from rooms.report import as_parts, choose, curve, draw, find_runs, make_histogram, over_all, page, summarize
 from support.behaviour import page_text, pretty
 from support.facts import HOUR_MS, JOB, NASTY, START_MS, TASK, device
 
@@ -29,8 +29,9 @@ def stretches(states, figures=None, *, from_ms=0, width_ms=1000):
                      dict.fromkeys(CHARTED, envelope))  # fmt: skip
 
 
-def ends(devices):
-    return min(one.from_ms[0] for one in devices), max(one.to_ms[-1] for one in devices)
+def together(devices):
+    longest_ms = max(one.to_ms[0] - one.from_ms[0] for one in devices)
+    return over_all(devices, min(one.from_ms[0] for one in devices), max(one.to_ms[-1] for one in devices), longest_ms)
 
 
 def drawn(script):
@@ -153,17 +154,16 @@ def test_the_page_with_charts(pages):
 
 def test_runs_of_states_readings_of_all_devices_choices_and_bars(pages):
     runs = find_runs([stretches("sswwwfa"), stretches("ii", from_ms=5000)])
-    found = zip(runs.row, runs.left_ms, runs.right_ms, runs.state, strict=True)
-    said = [f"row {row}, {a} to {b}: {STATES[state]}" for row, a, b, state in found]
+    said = [f"row {row}, {a} to {b}: {state}" for state, joined in runs.items() for row, a, b in joined]
     for name, devices in {
         "apart": [stretches("ww", [5.0, 5.0]), stretches("ww", [7.0, 7.0], from_ms=8000)],
         "of other lengths": [stretches("w", [10.0], width_ms=400), stretches("ww", [20.0, 40.0], width_ms=200)],
         "weighted by time": [stretches("ww", [0.0, 30.0], width_ms=1), stretches("w", [0.0], width_ms=800)],
     }.items():
-        whole = over_all(devices, *ends(devices))
+        whole = together(devices)
         mean = whole.metrics["power_w"].mean
         said.append(f"## readings: {name}; {len(whole.from_ms)} from {whole.from_ms[0]} to {whole.to_ms[-1]} ms")
-        said += [f"{n}: mean {round(float(mean[n]), 6)}" for n in (0, 199, 200, 399)]
+        said += [f"{n}: mean {round(float(value), 6)}" for n, value in enumerate(mean)]
     work = device().work
     many = [replace(device(n), busy_mean_percent=50.0 + n, work=replace(work, failed=int(n == 7))) for n in range(10)]
     for most in (4, 6, 10):
@@ -181,7 +181,7 @@ def test_runs_of_states_readings_of_all_devices_choices_and_bars(pages):
                 min_size=1, max_size=6))  # fmt: skip
 def test_no_peak_is_lost_and_the_mean_lies_within_the_envelope(devices):
     made = [stretches("w" * len(values), values, from_ms=begin, width_ms=width) for begin, width, values in devices]
-    found = over_all(made, *ends(made)).metrics["power_w"]
+    found = together(made).metrics["power_w"]
     known = [value for _, _, values in devices for value in values if not math.isnan(value)]
     highs, lows = ([value for value in values if not math.isnan(value)] for values in (found.high, found.low))
     assert bool(highs) == bool(known)
