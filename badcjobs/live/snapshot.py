@@ -194,7 +194,8 @@ class Snapshot:
         total = self.total
         if not total.chunks:
             return None
-        state, word, counts = judge(total.done, total.failed, total.left, running=self._is_running)
+        verdict = judge(total.done, total.failed, total.left, running=self._is_running)
+        counts = verdict.counts
         if total.parts:
             counts += f" (estimate; {total.parts_listed:,} of {total.parts:,} parts listed)"
         elif self._is_running and total.source_chunks is None:
@@ -202,7 +203,7 @@ class Snapshot:
         cost = ""
         if total.ran_s:
             cost = f"{gpu_time(total.gpu_s)} in {duration(total.ran_s)}"
-        return Verdict(state, word, counts, (total.done, total.failed, total.left), cost, "", self.next_steps)
+        return verdict._replace(counts=counts, cost=cost, next=self.next_steps)
 
     @property
     def _is_running(self) -> bool:

@@ -83,21 +83,13 @@ def _with_lost_work(device: DeviceFacts) -> DeviceFacts:
 
     Time shared with a chunk that was done is not lost: successful work decides the state.
     """
-    spent = device.under_way
     working = device.states.get("working", StateTime())
     lost = device.states.get("lost", StateTime())
-    alone = spent.alone_s / spent.total_s if spent.total_s else 0.0
-    # How long the power of one try was measured is not known: use the share of all tries.
-    measured = working.measured_s / working.total_s if working.total_s else 0.0
-    moved = StateTime(
-        spent.alone_s,
-        measured * spent.alone_s,
-        spent.busy_s and spent.busy_s * alone,
-        spent.energy_j and spent.energy_j * alone,
-    )
-    states = {**device.states, "working": working.plus(moved, -1), "lost": lost.plus(moved)}
+    # What was measured during one try is not known: use the averages of all tries.
+    share = device.under_way.alone_s / working.total_s if working.total_s else 0.0
+    states = {**device.states, "working": working.plus(working, -share), "lost": lost.plus(working, share)}
     states = {state: time for state, time in states.items() if time.total_s > _ROUNDING_S}
-    work = replace(device.work, lost=device.work.lost + spent.tries)
+    work = replace(device.work, lost=device.work.lost + device.under_way.tries)
     return replace(device, states=states, work=work, under_way=_NONE)
 
 

@@ -26,12 +26,9 @@ SERVED = "/metrics"
 # Readings and work exist only while the task runs: a gauge of an ended one is not current.
 READING, WORK, DEVICE, HOST = "reading", "work", "device", "host"
 TASK, RUN, REPORT, INFO, ALERTS = "task", "run", "report", "info", "alerts"
-_LABELS = {
-    **dict.fromkeys((READING, WORK, DEVICE), ("run", "task", "device", "uuid")),
-    **dict.fromkeys((HOST, TASK), ("run", "task")),
-    **dict.fromkeys((RUN, REPORT, ALERTS), ("run",)),
-    INFO: ("run", "version"),
-}
+_OF_DEVICE = {"task": "task", "device": "label", "uuid": "uuid"}  # label → attribute
+_OF_TASK = {"task": "name"}
+_LABELS = {READING: _OF_DEVICE, WORK: _OF_DEVICE, DEVICE: _OF_DEVICE, HOST: _OF_TASK, TASK: _OF_TASK}
 Sample = tuple[str, float | None, dict[str, str]]  # metric, value (None: not known, left out), labels
 
 
@@ -54,7 +51,7 @@ class Metric(NamedTuple):
     @property
     def labels(self) -> tuple[str, ...]:
         """All its labels."""
-        return (*_LABELS[self.of], *self.by)
+        return ("run", *_LABELS.get(self.of, ()), *self.by)
 
 
 def _left(summary: Summary, name: str) -> float | None:
@@ -187,7 +184,7 @@ METRICS = (
     _task("badcjobs_task_audio_seconds", "s of audio", "audio in the chunks whose result is from the task", "audio_s"),
     _task("badcjobs_task_running_seconds_total", "s", "from the start of the task to its last sign", "wall_s"),
     # The run.
-    _info("badcjobs_info", "1", "always 1; the version that wrote this", lambda _: 1),
+    _info("badcjobs_info", "1", "always 1; the version that wrote this", lambda _: {__version__: 1}, ("version",)),
     _run(
         "badcjobs_tasks",
         "task attempts",
@@ -321,20 +318,14 @@ def samples_of(sources: Mapping[str, Iterable[Any]], run: str) -> Iterator[Sampl
 
 
 def _samples(metric: Metric, source: Any, run: str) -> Iterator[Sample]:
-    first: tuple[str, ...] = (run,)
-    if metric.of in (READING, WORK, DEVICE):
-        first = (run, source.task, source.label, source.uuid or "")
-    elif metric.of in (HOST, TASK):
-        first = (run, source.name)
-    elif metric.of == INFO:
-        first = (run, __version__)
+    of_source = {label: getattr(source, name) or "" for label, name in _LABELS.get(metric.of, {}).items()}
     figures = attrgetter(metric.value)(source) if isinstance(metric.value, str) else metric.value(source)
     if not metric.by:
         figures = {(): figures}
     for key, value in figures.items():
         keys = (key,) if isinstance(key, str) else key
-        labels = zip(metric.labels, (*first, *keys), strict=True)
-        yield metric.name, value and value * metric.times, dict(labels)
+        labels = {"run": run, **of_source, **dict(zip(metric.by, keys, strict=True))}
+        yield metric.name, value and value * metric.times, labels
 
 
 def job_samples(summary: Summary, run: str) -> Iterator[Sample]:

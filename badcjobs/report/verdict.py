@@ -48,11 +48,11 @@ class Verdict(NamedTuple):
 
     state: str  # done, failed, stopped (work is left), running
     word: str  # did it work: "failed"
-    counts: str  # "0 of 8 chunks done, 8 failed"; empty: there are no chunks
-    chunks: tuple[int, int, int]  # done, failed, left: the bar
-    cost: str
-    result: str
-    next: Steps
+    counts: str = ""  # "0 of 8 chunks done, 8 failed"; empty: there are no chunks
+    chunks: tuple[int, int, int] = (0, 0, 0)  # done, failed, left: the bar
+    cost: str = ""
+    result: str = ""
+    next: Steps = ()
 
     @property
     def lines(self) -> list[tuple[str, str]]:
@@ -71,16 +71,8 @@ class Verdict(NamedTuple):
         return {"state": self.state, "outcome": self.outcome, "cost": self.cost, "result": self.result, "next": steps}
 
 
-class Outcome(NamedTuple):
-    """Whether a job worked."""
-
-    state: str
-    word: str
-    counts: str = ""
-
-
-def judge(done: int, failed: int, left: int, *, running: bool, elsewhere: int = 0) -> Outcome:
-    """Judge a job with chunks.
+def judge(done: int, failed: int, left: int, *, running: bool, elsewhere: int = 0) -> Verdict:
+    """Judge a job with chunks; without the cost, the result and what to do next.
 
     ``elsewhere``: chunks whose results are in another file; no chunk done at all is a failure.
     """
@@ -92,15 +84,19 @@ def judge(done: int, failed: int, left: int, *, running: bool, elsewhere: int = 
             parts.append(f"{many:,} {state}")
     counts = ", ".join(parts)
 
+    state = "failed"
+    word = "partly failed"
     if running:
-        return Outcome("running", "running", counts)
-    if done == total:
-        return Outcome("done", "all done", counts)
-    if not done and not elsewhere:
-        return Outcome("failed", "failed", counts)
-    if left or elsewhere:
-        return Outcome("stopped", "not finished", counts)
-    return Outcome("failed", "partly failed", counts)
+        state = word = "running"
+    elif done == total:
+        state = "done"
+        word = "all done"
+    elif not done and not elsewhere:
+        word = "failed"
+    elif left or elsewhere:
+        state = "stopped"
+        word = "not finished"
+    return Verdict(state, word, counts, (done, failed, left))
 
 
 def bar(done: int, failed: int, left: int, width: int) -> tuple[int, int, int]:
@@ -121,27 +117,25 @@ def verdict_of(summary: Summary) -> Verdict:
     places = summary.facts.places
     left_out = places.left_out if places else 0
     if done + failed + left + elsewhere:
-        outcome = judge(done, failed, left, running=running, elsewhere=elsewhere)
+        verdict = judge(done, failed, left, running=running, elsewhere=elsewhere)
     elif running:
-        outcome = Outcome("running", "running")
+        verdict = Verdict("running", "running")
     else:
-        outcome = _judge_tasks(summary, left_out)
+        verdict = _judge_tasks(summary, left_out)
 
-    word = outcome.word
-    if outcome.state != "done" and (summary.merged.new or summary.merged.changed):
+    word = verdict.word
+    if verdict.state != "done" and (summary.merged.new or summary.merged.changed):
         word += " when it was merged"
-    counts = [outcome.counts]
+    counts = [verdict.counts]
     if left_out:
         counts.append(f"{count(left_out, 'recording')} left out")
     figures = _figures(summary)
-    return Verdict(
-        state=outcome.state,
+    return verdict._replace(
         word=word,
         counts=", ".join(filter(None, counts)),
-        chunks=(done, failed, left),
         cost="".join(known_texts(_COST, figures)),
         result="".join(known_texts(_RESULT, figures)) if summary.chunks else "",
-        next=next_steps(summary, outcome.state),
+        next=next_steps(summary, verdict.state),
     )
 
 
@@ -155,19 +149,19 @@ def _chunk_counts(summary: Summary) -> tuple[int, int, int, int]:
     return proof.done, failed, left, proof.elsewhere
 
 
-def _judge_tasks(summary: Summary, left_out: int) -> Outcome:
+def _judge_tasks(summary: Summary, left_out: int) -> Verdict:
     """Judge a recording, or a job whose tasks have listed no chunks."""
     state = summary.verdict
     tasks = summary.facts.tasks
     if state == "failed":
-        return Outcome(state, f"{count(summary.tasks_by_verdict['failed'], 'task')} failed")
+        return Verdict(state, f"{count(summary.tasks_by_verdict['failed'], 'task')} failed")
     if state == "stopped":
-        return Outcome(state, "not finished")
+        return Verdict(state, "not finished")
     if left_out:
-        return Outcome(state, "nothing analysed")
+        return Verdict(state, "nothing analysed")
     if tasks and not any(task.engine for task in tasks):
-        return Outcome(state, "recorded")
-    return Outcome(state, "all done")
+        return Verdict(state, "recorded")
+    return Verdict(state, "all done")
 
 
 def _figures(summary: Summary) -> Figures:

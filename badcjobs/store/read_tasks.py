@@ -341,8 +341,7 @@ def read_processes(path: Path) -> dict[tuple[str, str | None, str], list[Process
 Times = tuple[tuple[int, int], ...]  # from, to in ms, in order
 
 _TRIES = f"""
-    SELECT a.device_id, sum({UNDER_WAY}), total(c.gpu_s),
-           sum(c.busy_s), sum(c.energy_j)
+    SELECT a.device_id, sum({UNDER_WAY}), total(c.gpu_s)
     FROM attempt a JOIN task t USING (task_id)
     LEFT JOIN worker w USING (worker_id)
     LEFT JOIN attempt_cost c ON c.task_id = a.task_id
@@ -408,9 +407,9 @@ def read_devices(db: sqlite3.Connection, *, readings: bool = True) -> Iterator[D
     _show_like_job(db)
     alone = read_alone(db)
     under_way = {}
-    for device_id, tries, total_s, busy_s, energy_j in db.execute(_TRIES):  # they count as working
+    for device_id, tries, total_s in db.execute(_TRIES):  # they count as working
         alone_s = sum(to_ms - from_ms for from_ms, to_ms in alone.get(device_id, ())) / 1000
-        under_way[device_id] = UnderWay(tries, total_s, busy_s, energy_j, alone_s)
+        under_way[device_id] = UnderWay(tries, total_s, alone_s)
     # One task at a time: a job may have tens of thousands of devices.
     for task in db.execute("SELECT task_id FROM task ORDER BY job_id, array_index, restart, node, name"):
         throttled = grouped(db.execute(_THROTTLED, task))
