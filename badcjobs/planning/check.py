@@ -22,18 +22,10 @@ from badcjobs.errors import BadcjobsError, BadInput, ExitCode, SlowStart
 from badcjobs.model import ArrayShape, not_none
 from badcjobs.paths import RunFolder, shell_line, user_cache
 from badcjobs.planning import place_rules, preflight_facts, request_rules, script_rules
-from badcjobs.planning.bill import FASTEST, usual_request
 from badcjobs.planning.findings import Remark, fine, not_checked, problem, warning, worst_first
-from badcjobs.planning.preflight_facts import (
-    FolderFacts,
-    Job,
-    Needs,
-    Places,
-    PreflightFacts,
-    SourceFacts,
-    check_source,
-)
-from badcjobs.planning.site import Site, find_site
+from badcjobs.planning.preflight_facts import FolderFacts, Job, SourceFacts, check_source
+from badcjobs.planning.request_rules import with_needs
+from badcjobs.planning.site import find_site
 from badcjobs.processes import Launcher
 from badcjobs.project import Project
 from badcjobs.report.rules import PROBLEM, WARNING
@@ -48,7 +40,7 @@ from badcjobs.settings import (
 )
 from badcjobs.store.submission_record import find_cut_short
 from badcjobs.trust import Trust
-from badcjobs.workers.engines import choose_engine, traits_of
+from badcjobs.workers.engines import choose_engine
 
 _NEW = "--out another folder, for a new run"
 _ENGINE_START_S = 300.0  # less than in a job: someone waits for it
@@ -123,16 +115,19 @@ def check(order: CheckOrder) -> Checked:
     about_run = list(_check_run_folder(job, order.cwd))
     job = replace(job, has_begun=any(remark.subject == "run.toml" for remark in about_run))
 
-    findings = [*about_source, *about_run, *check_facts(_collect_facts(job, order)), *about_settings]
+    job = with_needs(job, order.prefer, order.environ, order.cwd)
+    job = _look_at_folders(_ask_around(job, order), order)
+
+    findings = [*about_source, *about_run, *check_facts(job), *about_settings]
     if not {"config", "settings"} & {remark.subject for remark in about_settings}:
         findings += _check_engine(job, order)
     return Checked(tuple(findings), site.name or None, request, source)
 
 
-def check_facts(facts: PreflightFacts) -> list[Remark]:
+def check_facts(job: Job) -> list[Remark]:
     """Apply all rules."""
     rules = (*place_rules.RULES, *request_rules.RULES, *script_rules.RULES)
-    return [remark for rule in rules for remark in rule(facts)]
+    return [remark for rule in rules for remark in rule(job)]
 
 
 # --- what the job asks for --------------------------------------------------------------------------------------------
@@ -294,8 +289,8 @@ def _is_beyond(array: ArrayShape, asked: Asked) -> bool:
 # --- the facts for the rules ------------------------------------------------------------------------------------------
 
 
-def _collect_facts(job: Job, order: CheckOrder) -> PreflightFacts:
-    """Look up what the rules need."""
+def _ask_around(job: Job, order: CheckOrder) -> Job:
+    """Add what Slurm, the modules and the GPUs of this machine say."""
     script = job.script
     environ = order.environ
     slurm = None
@@ -310,10 +305,8 @@ def _collect_facts(job: Job, order: CheckOrder) -> PreflightFacts:
         modules = script.modules
     elif job.start is not None and job.start.contained:  # an image has its own programs
         modules = ()
-    return PreflightFacts(
-        job=job,
-        places=_look_at_places(job, order),
-        needs=_estimate_needs(job, order),
+    return replace(
+        job,
         slurm=slurm,
         trial=trial,
         modules=preflight_facts.load_modules(modules, environ) if modules else None,
@@ -321,7 +314,9 @@ def _collect_facts(job: Job, order: CheckOrder) -> PreflightFacts:
     )
 
 
-def _look_at_places(job: Job, order: CheckOrder) -> Places:
+def _look_at_folders(job: Job, order: CheckOrder) -> Job:
+    """Add what is known about the folders that a job uses."""
+
     def folder(path: str | Path | None, *, write: bool = False) -> FolderFacts | None:
         if path is None:
             return None
@@ -330,9 +325,10 @@ def _look_at_places(job: Job, order: CheckOrder) -> Places:
     cache = user_cache(order.environ)
     if any("XDG_CACHE_HOME" in line for line in order.submit.setup):  # the jobs have another one
         cache = None
-    return Places(
+    return replace(
+        job,
         out=folder(job.settings.out, write=True),
-        submit=folder(""),
+        submit_folder=folder(""),
         log_folders=not_none(folder(path) for path in _log_folders(job.script)),
         temporary=folder(order.environ.get("TMPDIR") or None),
         home=preflight_facts.home_folder(order.environ),
@@ -348,45 +344,6 @@ def _log_folders(script: BatchScript | None) -> Iterator[str]:
         name = posixpath.dirname(script.options.get(log, ""))
         if name and "%" not in name and not posixpath.isabs(name):
             yield posixpath.join(script.options.get("chdir", ""), name)
-
-
-def _estimate_needs(job: Job, order: CheckOrder) -> Needs:
-    """Estimate memory and workers of a task: as many as its cores and memory hold, but at least one on each GPU."""
-    request = job.request
-    settings = job.settings
-    gpus = request.gpus_per_node or request.gpus_per_task
-
-    # As submit and templates request it, which do not look at the source.
-    usual = SubmitSettings(gpus_per_task=gpus, cpus=request.cpus_per_node)
-    prefer = FASTEST if request.cpus_per_node else order.prefer
-    needed_gb = usual_request(
-        usual,
-        prefer,
-        settings,
-        job.site,
-        order.environ,
-        order.cwd,
-    ).mem_gb
-    declares_memory = traits_of(settings.engine).memory_per_worker is not None
-    lengths = None if job.source is None else job.source.lengths
-    workers_known = settings.workers_wanted or (declares_memory and lengths)
-    if not workers_known or not request.gpus_per_task:
-        return Needs(needed_gb)
-    settings = replace(settings, workers_per_gpu=str(settings.workers_wanted or 1))
-    submit = SubmitSettings(gpus_per_task=gpus)
-    least = usual_request(
-        submit,
-        FASTEST,
-        settings,
-        Site(""),
-        order.environ,
-        order.cwd,
-        lengths,
-    )
-    workers = least.gpus * least.workers
-    if not declares_memory:
-        return Needs(needed_gb, workers)
-    return Needs(max(needed_gb, least.mem_gb), workers, least.mem_gb)
 
 
 # --- the engine -------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePosixPath
 
 from badcjobs.planning.findings import Remark, fine, problem, warning
-from badcjobs.planning.preflight_facts import Places, PreflightFacts
+from badcjobs.planning.preflight_facts import Job
 from badcjobs.planning.site import Site
 from badcjobs.report.rules import PROBLEM, WARNING
 from badcjobs.words import count, data_size
@@ -25,21 +25,21 @@ _SKEW_S = 2.0
 _TRY_NVML = "python -c 'import pynvml; pynvml.nvmlInit()'   (look for an error; in a container: apptainer --nv)"
 
 
-def _is_below(path: str, folders: Sequence[str], places: Places) -> str | None:
+def _is_below(path: str, folders: Sequence[str], home: str) -> str | None:
     """Return the first of a site's folders that a path lies in; ``~`` is the user's home."""
     for folder in folders:
-        if PurePosixPath(path).is_relative_to(folder.replace("~", places.home)):
+        if PurePosixPath(path).is_relative_to(folder.replace("~", home)):
             return folder
     return None
 
 
-def _why_lost(path: str, facts: PreflightFacts) -> str | None:
+def _why_lost(path: str, job: Job) -> str | None:
     """Return why jobs cannot write to a path, or what they write there is lost; None: they can, or it is not known."""
-    site = facts.job.site
-    read_only = _is_below(path, site.read_only, facts.places)
+    site = job.site
+    read_only = _is_below(path, site.read_only, job.home)
     if read_only is not None:
         return f"is below {read_only}, which compute nodes of {site.name} cannot write"
-    if site.writable and _is_below(path, site.writable, facts.places) is None:
+    if site.writable and _is_below(path, site.writable, job.home) is None:
         folders = " and ".join(site.writable)
         return f"is not below {folders}, the only shared place that jobs on {site.name} can write"
     return None
@@ -48,22 +48,22 @@ def _why_lost(path: str, facts: PreflightFacts) -> str | None:
 # --- the folder for results -------------------------------------------------------------------------------------------
 
 
-def check_out(facts: PreflightFacts) -> Iterator[Remark]:
+def check_out(job: Job) -> Iterator[Remark]:
     """Check that all nodes can write to the folder for results."""
-    out = facts.places.out
-    site = facts.job.site
+    out = job.out
+    site = job.site
     if out is None:
         return
     elsewhere = f"--out {site.example}"
     place = out.path
     if out.path != out.real:
         place += f" (real path: {out.real})"
-    why_lost = _why_lost(out.real, facts)
+    why_lost = _why_lost(out.real, job)
     if out.refusal is not None:
         yield problem("out", f"{out.path} cannot be written here: {out.refusal}", elsewhere)
     elif why_lost is not None:
         yield problem("out", f"{place} {why_lost}", elsewhere)
-    elif facts.on_cluster and not out.shared and not site.writable:
+    elif job.on_cluster and not out.shared and not site.writable:
         text = f"{place} is on a disk of this machine ({out.filesystem}), which other nodes may not see"
         yield warning("out", text, f"{elsewhere}   (a folder that all nodes see)")
     else:
@@ -81,10 +81,9 @@ def _lowest_limit(site: Site, quota: float | None, left: int | None) -> tuple[fl
     return min(limits)
 
 
-def _check_files(facts: PreflightFacts) -> Iterator[Remark]:
+def _check_files(job: Job) -> Iterator[Remark]:
     """Compare the files that a run leaves with the quota and with what the filesystem has left."""
-    job = facts.job
-    out = facts.places.out
+    out = job.out
     tasks = job.request.tasks
     if tasks is None:
         return
@@ -106,11 +105,10 @@ def results_bytes(chunks: int, gpu_hours: float) -> int:
     return round(2 * (chunks * _BYTES_PER_CHUNK + gpu_hours * 3600 * _BYTES_PER_SECOND))
 
 
-def _check_space(facts: PreflightFacts) -> Iterator[Remark]:
+def _check_space(job: Job) -> Iterator[Remark]:
     """Compare the bytes of the source and of the results with the quota and with what the filesystem has left."""
-    job = facts.job
     source = job.source
-    out = facts.places.out
+    out = job.out
     if source is None or source.lengths is None:
         return
     gpus = (job.request.tasks or 1) * (job.request.gpus_per_task or 1)
@@ -134,24 +132,23 @@ def _check_space(facts: PreflightFacts) -> Iterator[Remark]:
 # --- other folders ----------------------------------------------------------------------------------------------------
 
 
-def _check_cache(facts: PreflightFacts) -> Iterator[Remark]:
+def _check_cache(job: Job) -> Iterator[Remark]:
     """Check the cache of jobs, unless the script sets its own."""
-    job = facts.job
-    cache = facts.places.cache
+    cache = job.cache
     if not cache or not job.site.cache or (job.script and job.script.sets_cache):
         return
-    why_lost = _why_lost(cache, facts)
+    why_lost = _why_lost(cache, job)
     if why_lost is not None:
         fix = f'export XDG_CACHE_HOME="{job.site.cache}"   (in the job script, or in setup under [submit])'
         yield warning("cache", f"{cache} {why_lost}: what a run learns is lost", fix)
 
 
-def _check_submit_folder(facts: PreflightFacts) -> Iterator[Remark]:
-    site = facts.job.site
-    folder = facts.places.submit
+def _check_submit_folder(job: Job) -> Iterator[Remark]:
+    site = job.site
+    folder = job.submit_folder
     if folder is None or not site.no_submit:
         return
-    refused = _is_below(folder.real, site.no_submit, facts.places)
+    refused = _is_below(folder.real, site.no_submit, job.home)
     if refused is None:
         yield fine("submit folder", f"{site.name} takes jobs from {folder.path}")
     else:
@@ -159,32 +156,30 @@ def _check_submit_folder(facts: PreflightFacts) -> Iterator[Remark]:
         yield problem("submit folder", text, f"cd {site.example} && sbatch …")
 
 
-def _check_log(facts: PreflightFacts) -> Iterator[Remark]:
+def _check_log(job: Job) -> Iterator[Remark]:
     """Check where Slurm would write the log of a script."""
-    job = facts.job
-    submit = facts.places.submit
+    submit = job.submit_folder
     if job.script is None or submit is None:
         return
-    for folder in facts.places.log_folders:
+    for folder in job.log_folders:
         if folder.missing:
             text = f"{job.script.name} writes its log into {folder.path}, which does not exist: Slurm does not create"
             text += " it, and every task would fail without a message"
             yield problem("log folder", text, f"mkdir -p {shlex.quote(folder.path)}")
     output = job.script.options.get("output") or "slurm-%A_%a.out"
     log = posixpath.normpath(posixpath.join(submit.real, job.script.options.get("chdir", ""), output))
-    why_lost = _why_lost(log, facts)
+    why_lost = _why_lost(log, job)
     if why_lost is not None and not log.startswith("/dev/"):
         text = f"Slurm would write {log}, which {why_lost}: the job fails without a message, or its log is lost"
         yield problem("log folder", text, job.ask("output", f"{job.site.example}/%x-%A_%a.log"))
 
 
-def _check_live_files(facts: PreflightFacts) -> Iterator[Remark]:
+def _check_live_files(job: Job) -> Iterator[Remark]:
     """Check the folder of live databases, whose WAL is safe on a disk of the node alone.
 
     sbatch passes TMPDIR on, unless the script sets its own.
     """
-    job = facts.job
-    temporary = facts.places.temporary
+    temporary = job.temporary
     if job.script is not None and job.script.sets_tmpdir:
         return
     place = job.site.node_local or "/tmp, unless the node sets SLURM_TMPDIR"
@@ -202,8 +197,8 @@ def _check_live_files(facts: PreflightFacts) -> Iterator[Remark]:
 # --- this machine -----------------------------------------------------------------------------------------------------
 
 
-def _check_slurm(facts: PreflightFacts) -> Iterator[Remark]:
-    slurm = facts.slurm
+def _check_slurm(job: Job) -> Iterator[Remark]:
+    slurm = job.slurm
     if slurm is None:
         yield fine("Slurm", "not on this machine: its limits are not known; submit --cluster local runs jobs here")
     elif slurm.trouble:
@@ -217,17 +212,17 @@ def _check_slurm(facts: PreflightFacts) -> Iterator[Remark]:
         yield fine("Slurm", "it answers here")
 
 
-def _check_clock(facts: PreflightFacts) -> Iterator[Remark]:
+def _check_clock(job: Job) -> Iterator[Remark]:
     """Compare the filesystem's clock with this machine's: times of tasks are compared with each other."""
-    out = facts.places.out
+    out = job.out
     if out is not None and abs(out.skew_s or 0.0) >= _SKEW_S:
         text = f"the clock of the filesystem under {out.path} is {out.skew_s:+,.1f} s from this machine's"
         yield warning("clock", text, "timedatectl   (is the clock synchronised? report it to the site)")
 
 
-def _check_gpus(facts: PreflightFacts) -> Iterator[Remark]:
+def _check_gpus(job: Job) -> Iterator[Remark]:
     """Check the GPUs of this machine; where jobs are submitted from there need not be any."""
-    gpus = facts.gpus
+    gpus = job.gpus
     if gpus is None:
         return
     text = f"{len(gpus.names)} here ({', '.join(sorted(set(gpus.names)))}), read through {gpus.backend}"
@@ -238,7 +233,7 @@ def _check_gpus(facts: PreflightFacts) -> Iterator[Remark]:
         yield fine("GPUs", text)
     elif gpus.in_job:
         yield warning("GPUs", f"this job has none: {gpus.why}", "#SBATCH --gpus-per-node=1")
-    elif facts.on_cluster or facts.job.settings.cpu_workers:
+    elif job.on_cluster or job.settings.cpu_workers:
         yield fine("GPUs", f"none here, and none is needed here: tasks look for their own, or use the CPU ({gpus.why})")
     else:
         fix = "badcjobs run … --cpu-workers 2   (or --simulate 2, to try)"

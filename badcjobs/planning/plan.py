@@ -39,7 +39,7 @@ from badcjobs.planning.place_rules import check_out, results_bytes
 from badcjobs.planning.plan_speed import Speed, find_speed
 from badcjobs.planning.plan_survey import Progress, RowFile, read_sources
 from badcjobs.planning.plan_tasks import PlanWish, check_wish, make_margin
-from badcjobs.planning.preflight_facts import Job, Needs, Places, PreflightFacts, home_folder, look_at_folder
+from badcjobs.planning.preflight_facts import Job, home_folder, look_at_folder
 from badcjobs.planning.site import Site, find_site
 from badcjobs.project import Project
 from badcjobs.report.rules import PROBLEM
@@ -139,9 +139,8 @@ def _check_results(
 ) -> list[Remark]:
     """Return what is wrong with the folder of the results."""
     folder = look_at_folder(out, SystemClock(), write=False)
-    places = Places(out=folder, home=home_folder(environ))
-    facts = PreflightFacts(Job(Asked(), site, settings), places, Needs())
-    return [remark for remark in check_out(facts) if remark.severity != FINE]
+    job = Job(Asked(), site, settings, out=folder, home=home_folder(environ))
+    return [remark for remark in check_out(job) if remark.severity != FINE]
 
 
 def _choose_cutting(

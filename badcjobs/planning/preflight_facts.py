@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from badcjobs.cluster.job_script import BatchScript, Call
 from badcjobs.cluster.sbatch_options import OF_SUBMIT, Asked
@@ -101,7 +101,7 @@ class SourceFacts:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """The job that is checked, as far as it is known before Slurm and this machine are asked."""
+    """The job that is checked, and everything that the rules know about it; None: not asked, unknown, or not there."""
 
     request: Asked  # of Slurm
     site: Site  # without a name: no site is given
@@ -109,6 +109,27 @@ class Job:
     script: BatchScript | None = None
     source: SourceFacts | None = None
     has_begun: bool = False  # the run: then its tasks know their shares
+
+    out: FolderFacts | None = None
+    submit_folder: FolderFacts | None = None  # the folder that the job is submitted from
+    log_folders: Sequence[FolderFacts] = ()  # that the script names for Slurm's logs
+    temporary: FolderFacts | None = None  # what TMPDIR names here
+    home: str = ""
+    cache: str | None = None  # our folder in the user's cache, with all links followed
+
+    needed_gb: int = 0  # memory on a node that the workers of a task need
+    workers: int = 0  # in any case: as many as asked for, or one of HawkEars on each GPU; 0: not known
+    workers_gb: int = 0  # memory of these
+
+    slurm: SlurmFacts | None = None
+    trial: tuple[str, ...] | None = None  # why sbatch --test-only refuses the script; (): it accepts it
+    modules: ModuleFacts | None = None
+    gpus: GpuFacts | None = None
+
+    @property
+    def on_cluster(self) -> bool:
+        """Whether it runs on other machines than this one."""
+        return bool(self.site.name) or (self.slurm is not None and self.slurm.trouble is None)
 
     @property
     def start(self) -> Call | None:
@@ -140,44 +161,6 @@ class Job:
         if self.script is not None:
             return self.ask("array", f"0-{tasks - 1}", note)
         return self.ask("tasks", tasks, note)
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """The folders that a job uses; None: not named, or not looked at."""
-
-    out: FolderFacts | None = None
-    submit: FolderFacts | None = None  # the folder that the job is submitted from
-    log_folders: Sequence[FolderFacts] = ()  # that the script names for Slurm's logs
-    temporary: FolderFacts | None = None  # what TMPDIR names here
-    home: str = ""
-    cache: str | None = None  # our folder in the user's cache, with all links followed
-
-
-class Needs(NamedTuple):
-    """What the workers of a task need; 0: not known."""
-
-    needed_gb: int = 0  # memory on a node
-    workers: int = 0  # in any case: as many as asked for, or one of HawkEars on each GPU
-    workers_gb: int = 0  # memory of these
-
-
-@dataclass(frozen=True, slots=True)
-class PreflightFacts:
-    """Everything that the rules of ``check`` need; None: not asked, unknown, or there is none."""
-
-    job: Job
-    places: Places
-    needs: Needs
-    slurm: SlurmFacts | None = None
-    trial: tuple[str, ...] | None = None  # why sbatch --test-only refuses the script; (): it accepts it
-    modules: ModuleFacts | None = None
-    gpus: GpuFacts | None = None
-
-    @property
-    def on_cluster(self) -> bool:
-        """Whether jobs run on other machines than this one."""
-        return bool(self.job.site.name) or (self.slurm is not None and self.slurm.trouble is None)
 
 
 def look_at_folder(path: Path, clock: Clock, *, write: bool) -> FolderFacts:

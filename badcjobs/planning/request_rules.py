@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 from badcjobs.model import Billing
+from badcjobs.planning.bill import FASTEST, usual_request
 from badcjobs.planning.findings import Remark, fine, problem, warning
-from badcjobs.planning.preflight_facts import Job, Needs, PreflightFacts
+from badcjobs.planning.preflight_facts import Job
+from badcjobs.planning.site import Site
 from badcjobs.report.rules import PROBLEM, WARNING
+from badcjobs.seams import Environ
+from badcjobs.settings import SubmitSettings
 from badcjobs.words import clock, count, number
+from badcjobs.workers.engines import traits_of
 
 _MUCH_LESS = 0.8  # of the bill: a request that saves less is no better
 _AGAIN = "what is left is done when you submit it again"
@@ -19,13 +26,12 @@ _CAN_WAIT = ("nodes are busy", "not available (down")  # messages of sbatch abou
 # --- the array and its time -------------------------------------------------------------------------------------------
 
 
-def _check_spacing(facts: PreflightFacts) -> Iterator[Remark]:
+def _check_spacing(job: Job) -> Iterator[Remark]:
     """Check that tasks can know their place in the array; a run that has begun already knows it."""
-    job = facts.job
     start = job.start
     if job.request.array_range is None or job.has_begun:
         return
-    may_have_begun = facts.places.out is None
+    may_have_begun = job.out is None
     if job.script is not None:
         if start is None or "shard" in start.values:
             return
@@ -36,9 +42,8 @@ def _check_spacing(facts: PreflightFacts) -> Iterator[Remark]:
     yield Remark(severity, "array", text, job.ask("array", job.request.array_range))
 
 
-def _check_array(facts: PreflightFacts) -> Iterator[Remark]:
+def _check_array(job: Job) -> Iterator[Remark]:
     """Compare the array with what the site and this Slurm allow."""
-    job = facts.job
     tasks = job.request.tasks
     if tasks is None:
         return
@@ -50,17 +55,16 @@ def _check_array(facts: PreflightFacts) -> Iterator[Remark]:
             yield problem("array", text, job.ask_tasks(most))
         else:
             yield fine("array", text)
-    if facts.slurm is not None and facts.slurm.max_array_size:
-        most = facts.slurm.max_array_size
+    if job.slurm is not None and job.slurm.max_array_size:
+        most = job.slurm.max_array_size
         last = max(tasks - 1, job.request.last_index or 0)
         if last >= most:
             text = f"the array's last index is {last:,}, but this Slurm allows less than {most:,} (MaxArraySize)"
             yield problem("array", text, job.ask_tasks(min(tasks, most)))
 
 
-def _check_shares(facts: PreflightFacts) -> Iterator[Remark]:
+def _check_shares(job: Job) -> Iterator[Remark]:
     """Compare the number of tasks with what there is to share."""
-    job = facts.job
     tasks = job.request.tasks
     if tasks is None or job.source is None:
         return
@@ -74,8 +78,7 @@ def _check_shares(facts: PreflightFacts) -> Iterator[Remark]:
         yield warning("array", text, job.ask_tasks(max(1, chunks)))
 
 
-def _check_time(facts: PreflightFacts) -> Iterator[Remark]:
-    job = facts.job
+def _check_time(job: Job) -> Iterator[Remark]:
     most_h = job.site.time_h
     hours = (job.request.time_s or 0) / 3600
     if job.request.no_time_limit:
@@ -87,9 +90,8 @@ def _check_time(facts: PreflightFacts) -> Iterator[Remark]:
         yield problem("time", text, job.ask("time", f"{most_h:.0f}:00:00"))
 
 
-def _check_gpu_hours(facts: PreflightFacts) -> Iterator[Remark]:
+def _check_gpu_hours(job: Job) -> Iterator[Remark]:
     """Multiply tasks, GPUs and time: a cap counts what runs and waits together."""
-    job = facts.job
     gpus = job.request.gpus_per_task
     if not gpus or job.request.time_s is None:
         return
@@ -111,12 +113,11 @@ def _check_gpu_hours(facts: PreflightFacts) -> Iterator[Remark]:
         yield problem("GPU-hours", text, job.ask("time", clock(60 * int(60 * cap / gpus)), _AGAIN))
 
 
-# --- nodes and cost ---------------------------------------------------------------------------------------------------
+# --- nodes, workers and cost -----------------------------------------------------------------------------------------
 
 
-def _check_node(facts: PreflightFacts) -> Iterator[Remark]:
+def _check_node(job: Job) -> Iterator[Remark]:
     """Compare what a task wants of one node with a node of the site."""
-    job = facts.job
     request = job.request
     site = job.site
     if request.gpus_per_task == 0:
@@ -136,13 +137,37 @@ def _check_node(facts: PreflightFacts) -> Iterator[Remark]:
         yield warning("nodes", f"{text} alone: the GPUs of the others are idle", fix)
 
 
-def _check_workers(facts: PreflightFacts) -> Iterator[Remark]:
+def with_needs(job: Job, prefer: str, environ: Environ, cwd: Path) -> Job:
+    """Estimate memory and workers of a task: as many as its cores and memory hold, but at least one on each GPU."""
+    request = job.request
+    settings = job.settings
+    gpus = request.gpus_per_node or request.gpus_per_task
+
+    # As submit and templates request it, which do not look at the source.
+    usual = SubmitSettings(gpus_per_task=gpus, cpus=request.cpus_per_node)
+    if request.cpus_per_node:
+        prefer = FASTEST
+    needed_gb = usual_request(usual, prefer, settings, job.site, environ, cwd).mem_gb
+    declares_memory = traits_of(settings.engine).memory_per_worker is not None
+    lengths = None if job.source is None else job.source.lengths
+    workers_known = settings.workers_wanted or (declares_memory and lengths)
+    if not workers_known or not request.gpus_per_task:
+        return replace(job, needed_gb=needed_gb)
+
+    settings = replace(settings, workers_per_gpu=str(settings.workers_wanted or 1))
+    least = usual_request(SubmitSettings(gpus_per_task=gpus), FASTEST, settings, Site(""), environ, cwd, lengths)
+    job = replace(job, needed_gb=needed_gb, workers=least.gpus * least.workers)
+    if not declares_memory:
+        return job
+    return replace(job, needed_gb=max(needed_gb, least.mem_gb), workers_gb=least.mem_gb)
+
+
+def _check_workers(job: Job) -> Iterator[Remark]:
     """Compare memory and cores with the workers that a task starts in any case."""
-    job = facts.job
     memory_gb = job.request.memory_gb_per_node
     cpus = job.request.cpus_per_node
-    workers = facts.needs.workers
-    least_gb = facts.needs.workers_gb
+    workers = job.workers
+    least_gb = job.workers_gb
     if memory_gb and memory_gb < least_gb:
         text = f"{memory_gb:,.3g} GB may not hold {count(workers, 'worker')}, which may need {least_gb}"
         yield warning(
@@ -155,7 +180,7 @@ def _check_workers(facts: PreflightFacts) -> Iterator[Remark]:
         yield warning("cores", text, job.ask("cpus-per-task", workers, "or fewer workers"))
 
 
-def check_billing(job: Job, needs: Needs) -> Iterator[Remark]:
+def check_billing(job: Job) -> Iterator[Remark]:
     """Show what a task is billed, and whether memory or cores cost more than its GPUs for no good reason."""
     request = job.request
     site = job.site
@@ -173,7 +198,7 @@ def check_billing(job: Job, needs: Needs) -> Iterator[Remark]:
     paid = max(gpus_cost, memory_cost)
     bill = _bill_text(billing, gpus, nodes * node_gb, cpus)
 
-    enough_gb = int(min(needs.needed_gb, site.node_memory_gb or needs.needed_gb))
+    enough_gb = int(min(job.needed_gb, site.node_memory_gb or job.needed_gb))
     bill_with_enough = billing.per_hour(gpus, nodes * enough_gb, cpus)
     saves = bill_with_enough <= _MUCH_LESS * billing.per_hour(gpus, nodes * node_gb, cpus)
     if enough_gb and memory_cost > gpus_cost > 0 and saves:
@@ -181,7 +206,7 @@ def check_billing(job: Job, needs: Needs) -> Iterator[Remark]:
         yield warning("billing", text, job.ask("mem", f"{enough_gb}G", "what the workers may need"))
         return
     if cpus * billing.cpu > paid and gpus_cost:
-        useful_cores = max(int(paid / billing.cpu / nodes), needs.workers or 1)
+        useful_cores = max(int(paid / billing.cpu / nodes), job.workers or 1)
         useful_cores = min(useful_cores, site.node_cpus or useful_cores)
         if cpus > nodes * useful_cores:
             text = f"cores cost {cpus * billing.cpu / gpus_cost:.1f} times what the GPUs cost: {bill}"
@@ -206,9 +231,8 @@ def _bill_text(billing: Billing, gpus: int, memory_gb: float, cpus: int) -> str:
 # --- account, and the answer of sbatch --------------------------------------------------------------------------------
 
 
-def _check_account(facts: PreflightFacts) -> Iterator[Remark]:
+def _check_account(job: Job) -> Iterator[Remark]:
     """Compare the account with the site's rule for GPU jobs; others, such as a merge, are often paid by another."""
-    job = facts.job
     account = job.request.account
     ending = job.site.account_ends_with
     if not ending:
@@ -232,23 +256,19 @@ def _check_account(facts: PreflightFacts) -> Iterator[Remark]:
         yield fine("account", f"{account} ends in {ending}")
 
 
-def _check_answer(facts: PreflightFacts) -> Iterator[Remark]:
+def _check_answer(job: Job) -> Iterator[Remark]:
     """Report what ``sbatch --test-only`` says."""
-    if facts.job.script is None or facts.trial is None:
+    if job.script is None or job.trial is None:
         return
-    name = facts.job.script.name
-    if not facts.trial:
+    name = job.script.name
+    if not job.trial:
         yield fine("sbatch", f"it would take {name} (--test-only)")
         return
-    refusal, *details = facts.trial
+    refusal, *details = job.trial
     can_wait = any(message in refusal for message in _CAN_WAIT)
     severity = WARNING if can_wait else PROBLEM
     fix = f"sbatch --test-only {shlex.quote(name)}   (until it names a time; badcjobs cluster: which nodes are there)"
     yield Remark(severity, "sbatch", f"it refuses {name}: {refusal}", fix, tuple(details))
-
-
-def _check_bill(facts: PreflightFacts) -> Iterator[Remark]:
-    yield from check_billing(facts.job, facts.needs)
 
 
 RULES = (
@@ -259,7 +279,7 @@ RULES = (
     _check_gpu_hours,
     _check_node,
     _check_workers,
-    _check_bill,
+    check_billing,
     _check_account,
     _check_answer,
 )

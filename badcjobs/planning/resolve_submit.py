@@ -14,8 +14,8 @@ from typing import Any
 from badcjobs.cluster.sbatch_options import read_asked, read_options, submit_words
 from badcjobs.cluster.submit import ArrayPlan, plan_array
 from badcjobs.planning.bill import FASTEST, usual_request
-from badcjobs.planning.preflight_facts import Job, Needs
-from badcjobs.planning.request_rules import check_billing
+from badcjobs.planning.preflight_facts import Job
+from badcjobs.planning.request_rules import check_billing, with_needs
 from badcjobs.planning.site import Site, find_site
 from badcjobs.project import Project
 from badcjobs.run_toml import digest_filelist
@@ -147,15 +147,11 @@ def _known_submission(out: Path) -> Record | None:
 def bill_lines(resolved: ResolvedSubmit, environ: Environ, cwd: Path) -> list[str]:
     """Return what a task is billed, as check does."""
     options = resolved.options
-    settings = resolved.settings
-    site = resolved.site
     gpus = 1 if options.gpus_per_task is None else options.gpus_per_task
     sbatch_words = submit_words(replace(options, gpus_per_task=gpus))
-    job = Job(read_asked(read_options(sbatch_words), {}, []), site, settings)
-    usual = usual_request(replace(options, mem=None), FASTEST, settings, site, environ, cwd)
-    workers = usual.gpus * (settings.workers_wanted or 0)
+    job = Job(read_asked(read_options(sbatch_words), {}, []), resolved.site, resolved.settings)
     lines = []
-    for remark in check_billing(job, Needs(usual.mem_gb, workers)):
+    for remark in check_billing(with_needs(job, FASTEST, environ, cwd)):
         line = f"billing: {remark.text}"
         if remark.fix:
             line += f"\n  try: {remark.fix}"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from badcjobs.cluster.job_script import BatchScript, Call
 from badcjobs.planning.findings import Remark, fine, problem, warning
-from badcjobs.planning.preflight_facts import Job, PreflightFacts
+from badcjobs.planning.preflight_facts import Job
 from badcjobs.report.rules import PROBLEM, WARNING
 
 _WARNING_SIGNALS = ("USR1", "USR2")  # before the time limit
@@ -15,9 +15,8 @@ _GOOD_LEAD_S = 180
 _PUBLISHING_S = 5  # after the grace: the last publication
 
 
-def check_script(facts: PreflightFacts) -> Iterator[Remark]:
+def check_script(job: Job) -> Iterator[Remark]:
     """Name the lines that sbatch or badcjobs would refuse, or not read, and check the others."""
-    job = facts.job
     script = job.script
     if script is None:
         return
@@ -124,12 +123,12 @@ def _check_without_start(script: BatchScript, *, merges: bool) -> Iterator[Remar
 # --- the grace, and modules -------------------------------------------------------------------------------------------
 
 
-def _check_grace(facts: PreflightFacts) -> Iterator[Remark]:
+def _check_grace(job: Job) -> Iterator[Remark]:
     """Compare what running chunks get after TERM with what Slurm gives before KILL; a merge has no chunk to end."""
-    if facts.slurm is None or facts.slurm.kill_wait_s is None or facts.job.merges:
+    if job.slurm is None or job.slurm.kill_wait_s is None or job.merges:
         return
-    kill_wait_s = facts.slurm.kill_wait_s
-    grace_s = facts.job.settings.grace_s
+    kill_wait_s = job.slurm.kill_wait_s
+    grace_s = job.settings.grace_s
     text = f"Slurm waits {kill_wait_s} s between TERM and KILL (KillWait); chunks get {grace_s:g} s of it"
     if kill_wait_s >= grace_s + _PUBLISHING_S:
         yield fine("grace", text)
@@ -138,10 +137,10 @@ def _check_grace(facts: PreflightFacts) -> Iterator[Remark]:
         yield warning("grace", f"{text}: too many", f"badcjobs run … --config run.grace_s={shorter_s}")
 
 
-def _check_modules(facts: PreflightFacts) -> Iterator[Remark]:
+def _check_modules(job: Job) -> Iterator[Remark]:
     """Report which modules could not be loaded in a shell of its own."""
-    script = facts.job.script
-    modules = facts.modules
+    script = job.script
+    modules = job.modules
     if modules is None:
         return
     line = f"module load {' '.join(modules.names)}"

@@ -294,7 +294,7 @@ def parse(name, text):
         return parse_call(text) if text else None
     if name == "trial":
         return planning.parse_trial(int(text != "taken"), SBATCH[text]) if text in SBATCH else literal(text)
-    if name in ("out", "submit", "temporary"):
+    if name in ("out", "submit_folder", "temporary"):
         return replace(SCRATCH, path=text, real=text)
     if name == "log_folders":
         return tuple(replace(SCRATCH, path=path, real=path, missing="gone" in path) for path in text.split(", "))
@@ -319,14 +319,9 @@ def facts_of(line):
         else:
             facts[name] = value
 
-    def fill(kind, **more):
-        given = {name: facts.pop(name) for name in [*facts] if name in kind.__annotations__}
-        return kind(**more, **given)
-
     run = {name: facts.pop(name) for name in ("live_mode", "cpu_workers") if name in facts}
     site = facts.pop("site", Site(""))
-    job = fill(planning.Job, request=Asked(**asked), site=site, settings=RunSettings(**run))
-    return fill(planning.PreflightFacts, job=job, places=fill(planning.Places), needs=fill(planning.Needs))
+    return planning.Job(Asked(**asked), site, RunSettings(**run), **facts)
 
 
 @pytest.mark.parametrize("topic", TOPICS)
