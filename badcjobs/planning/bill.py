@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from badcjobs.errors import BadcjobsError
 from badcjobs.model import LEAST_CPUS, USUAL_WORKERS, advised_gb, guess_worker_bytes, guessed_gb
-from badcjobs.planning.plan_speed import Measured, Speed, at_length, find_speed, read_off
+from badcjobs.planning.plan_speed import Measured, Speed, find_speed, read_off
 from badcjobs.planning.plan_survey import Lengths
 from badcjobs.planning.plan_tasks import PlanWish
 from badcjobs.planning.site import Site
@@ -28,7 +28,6 @@ _NUMBERS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)  # of workers per GPU
 _MANY_WORKERS = 6  # per GPU, for the fastest request, if the cores of a node are not known
 ALIKE = 1.1  # lengths of chunks
 _ESTIMATED = 1.05
-_NEARLY = 1.01  # as cheap: then the energy decides
 _USUAL_START_UP_S = 15.0  # in the cost, until it is measured; the time limit has more
 
 
@@ -80,17 +79,12 @@ def choose(
         cuts,
     )
     choices = [_make_choice(speed, wish, site, *way) for way in ways]
-    choices.sort(key=lambda choice: (_cost_of(choice), choice.mem_gb))
-
+    choices.sort(key=lambda choice: (_cost_of(choice), _rounded(choice.joules_per_audio_hour or 0.0), choice.mem_gb))
     fitting = [choice for choice in choices if choice.fits]
     if not fitting and wish.workers is None:
         return choose(speed, replace(wish, workers=1), site, cuts)
     fitting = fitting or choices[:1]
-    least = _cost_of(fitting[0])
-    cheap = [choice for choice in fitting if _cost_of(choice) <= _NEARLY * least]
-    cheapest = min(cheap, key=lambda choice: _rounded(choice.joules_per_audio_hour or 0.0))
-    fitting.remove(cheapest)
-    fitting.insert(0, cheapest)
+    cheapest = fitting[0]
 
     def pace(choice: Choice) -> tuple[float, int, float]:
         return choice.gpus * choice.rate, max(choice.workers, speed.most_workers), -_cost_of(choice)
@@ -158,7 +152,7 @@ def usual_request(
     mean_s = lengths.mean_ms / 1000
     chunk_s = mean_s or settings.chunk_length_s
     cut = Cut(chunk_s, chunk_s, lengths.held_s, 1.0, lambda rate, gpus: 0.0)
-    request, *_ = choose(at_length(speed, mean_s), wish, site, [cut])
+    request, *_ = choose(speed, wish, site, [cut])
     return request
 
 

@@ -133,10 +133,9 @@ def make_plan(
     if not lengths.total_ms:
         raise _nothing_to_plan(survey)
     recorded_ms = lengths.total_ms - survey.shared_ms
-    best_speed = speed
     speed = at_length(speed, lengths.mean_ms / 1000)
     cuts = cuts or [cut_of(lengths, recorded_ms, speed, wish, site)]
-    choice, fastest, choices = choose(best_speed if len(cuts) > 1 else speed, wish, site, cuts)
+    choice, fastest, choices = choose(speed, wish, site, cuts)
     by_cost = sorted(choices[1:], key=lambda other: other.units_per_1000_audio_hours or 0.0)
 
     speed = _with_workers(speed, choice)

@@ -275,7 +275,7 @@ _SHOWN_CHOICES = 8
 _SHOWN_SOURCES = 3
 _ABOUT_CHOICES = (
     "(workers per GPU; units per 1,000 audio-hours and J per audio-hour include start-up; for the cheapest, estimates"
-    " count 5 % more, and within 1 % the energy decides)"
+    " count 5 % more, and between equal costs the energy decides)"
 )
 
 

@@ -244,17 +244,15 @@ def speed_of(job: JobFacts, name: str) -> Speed:
     work_s = {task.name: max(task.gpu_s - sum(start_up_s[task.name]), 0.001) for task in worked}
     memory_bytes = min((d.memory_total_bytes for d in job.devices if d.memory_total_bytes), default=None)
     groups = grouped((_set_up(task), task) for task in worked)
-    most_tasks_first = sorted(groups.items(), key=lambda group: -len(group[1]))
-    points = tuple(
-        _point_of(
-            job,
-            *group,
-            work_s,
-            memory_bytes or 0,
-        )
-        for group in most_tasks_first
-    )
-    slowest = _rank(list(_paces(groups, points, work_s)), _SLOWEST_PERCENT)
+    points = []
+    paces = []  # of each task that worked long enough, compared with all tasks of its set-up
+    for set_up, tasks in sorted(groups.items(), key=lambda group: -len(group[1])):
+        point = _point_of(job, set_up, tasks, work_s, memory_bytes)
+        points.append(point)
+        long = [task for task in tasks if work_s[task.name] >= _ENOUGH_S * (task.devices or 0)]
+        if len(long) > 1:  # one task has no spread
+            paces += [task.audio_s / work_s[task.name] / point.rate for task in long]
+    slowest = _rank(paces, _SLOWEST_PERCENT)
     models = Counter(device.name or "GPU" for device in job.devices)
     return Speed(
         audio_hours_per_gpu_hour=points[0].rate,
@@ -265,7 +263,7 @@ def speed_of(job: JobFacts, name: str) -> Speed:
         gpu_hours=sum(work_s.values()) / 3600,
         memory_bytes=memory_bytes,
         devices=tuple(f"{number} × {model}" for model, number in sorted(models.items())),
-        points=points,
+        points=tuple(points),
         chunk_s=points[0].chunk_s,
     )
 
@@ -276,7 +274,7 @@ def _set_up(task: TaskFacts) -> _SetUp:
 
 
 def _point_of(
-    job: JobFacts, set_up: _SetUp, tasks: Sequence[TaskFacts], work_s: Mapping[str, float], smallest_bytes: int
+    job: JobFacts, set_up: _SetUp, tasks: Sequence[TaskFacts], work_s: Mapping[str, float], smallest_bytes: int | None
 ) -> Measured:
     """Return what the tasks with a set-up have shown."""
     workers, cut_s = set_up
@@ -286,30 +284,18 @@ def _point_of(
     done = sum(task.done for task in tasks)
     measured_s = sum(device.energy_measured_s for device in devices)
     energy_j = sum(device.energy_j or 0.0 for device in devices)
-    sized = [device for device in devices if device.memory_total_bytes]
-    smallest = [device for device in sized if device.memory_total_bytes == smallest_bytes]
+    smallest = [device for device in devices if device.memory_total_bytes == smallest_bytes]
     return Measured(
         workers=workers,
         rate=audio_s / sum(work_s[task.name] for task in tasks),
         chunk_s=audio_s / done if done else None,
         memory_bytes=_most_per_gpu((task.memory_peak_bytes, task.devices) for task in tasks),
-        device_bytes=max((device.memory_peak_bytes or 0 for device in smallest or sized), default=None),
+        device_bytes=max(not_none(device.memory_peak_bytes for device in smallest), default=None),
         cores=_most_per_gpu((task.cpu_mean_cores, task.devices) for task in tasks),
         power_w=energy_j / measured_s if measured_s else None,
         idle_w=min((d.metrics["power_w"].minimum for d in devices if "power_w" in d.metrics), default=None),
         cut_s=cut_s,
     )
-
-
-def _paces(
-    groups: Mapping[_SetUp, Sequence[TaskFacts]], points: Sequence[Measured], work_s: Mapping[str, float]
-) -> Iterator[float]:
-    """Yield the speed of each task that worked long enough, compared with all tasks of its set-up."""
-    rates = {(point.workers, point.cut_s): point.rate for point in points}
-    for set_up, tasks in groups.items():
-        long = [task for task in tasks if work_s[task.name] >= _ENOUGH_S * (task.devices or 0)]
-        if len(long) > 1:  # one task has no spread
-            yield from (task.audio_s / work_s[task.name] / rates[set_up] for task in long)
 
 
 def _rank(values: Sequence[float], percent: int) -> float | None:
@@ -413,11 +399,7 @@ def _choose(
     """Return the newest probe that matches, with doubts if none does; ``version`` and ``workers`` None: any will do."""
     of_version = [probe for probe in probes if version is None or _is_version(probe.key, version)] or probes
     fitting = [probe for probe in of_version if workers in (None, probe.key.workers)] or of_version
-    newest_first = sorted(
-        fitting,
-        key=lambda probe: (probe.at or "", str(probe.key)),
-        reverse=True,
-    )
+    newest_first = sorted(fitting, key=lambda probe: (probe.at or "", str(probe.key)), reverse=True)
     key = newest_first[0].key
     doubts = []
     if version is not None and not _is_version(key, version):
