@@ -13,6 +13,7 @@ It is written under a temporary name and renamed at the end, so that DIR is alwa
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import shlex
@@ -53,6 +54,7 @@ from badcjobs.words import clock, count, data_size, duration, number
 from badcjobs.workers.chunk_audio import OVERLAP_S
 from badcjobs.workers.staging import MOST_STAGED_BYTES
 
+_LEFT_OUT = "left-out.txt"
 _IN_ROWS = ("source", "root", "chunk_length", "overlap")
 FillScript = Callable[[Mapping[str, object], str | None], str]  # values by key of the template, --root
 
@@ -80,7 +82,6 @@ class Planned:
     cutting: Cutting = NO_CUTTING
     folder: Path | None = None
     written: Sequence[tuple[Path, Path]] = ()
-    left_out: Path | None = None
 
 
 def plan_sources(
@@ -100,7 +101,7 @@ def plan_sources(
     make_margin(speed, wish.margin).work_s(wish.longest_s(site))
     sources, cuts = _choose_cutting(sources, speed, wish, site, progress)
     if order.out is None:
-        plan = make_plan(read_sources(sources, None, progress), speed, wish, site, cuts)
+        plan = make_plan(read_sources(sources, progress), speed, wish, site, cuts)
         return Planned(plan, descriptions, sources.cutting)
 
     target = cwd / order.out
@@ -108,19 +109,19 @@ def plan_sources(
     about_out = _check_results(out, settings, site, environ)
     _refuse_used(target)
     with fresh_folder(target) as draft:
-        with tempfile.TemporaryFile("w+", encoding="utf-8", newline="", dir=draft) as file:
+        left_out_path = draft / _LEFT_OUT
+        with (
+            tempfile.TemporaryFile("w+", encoding="utf-8", newline="", dir=draft) as file,
+            left_out_path.open("w", encoding="utf-8", errors="backslashreplace") as left_out,
+        ):
             rows = RowFile(file, has_places=any(part.has_places for part in sources.parts))
-            plan = make_plan(
-                read_sources(sources, rows, progress, draft),
-                speed,
-                wish,
-                site,
-                cuts,
-            )
+            survey = read_sources(sources, progress, rows, left_out)
+            plan = make_plan(survey, speed, wish, site, cuts)
             plan = replace(plan, remarks=(*plan.remarks, *about_out))
             written = write_plan(plan, rows, draft, target, out, fill)
-        left_out = target / "left-out.txt" if (draft / "left-out.txt").exists() else None
-    return Planned(plan, descriptions, sources.cutting, target, written, left_out)
+        if not survey.mistakes.count:
+            left_out_path.unlink()
+    return Planned(plan, descriptions, sources.cutting, target, written)
 
 
 def _check_out(out: Path, settings: RunSettings, fill: FillScript, cwd: Path) -> None:
@@ -158,7 +159,7 @@ def _choose_cutting(
         return sources, []
 
     sources = replace(sources, read_header=cache(sources.read_header))
-    whole = read_sources(sources, None, progress).lengths
+    whole = read_sources(sources, progress).lengths
     longest_s = math.inf if whole.unknown else whole.longest_ms / 1000
     lengths = {}
     if longest_s <= ALIKE * max(lengths_s):
@@ -210,8 +211,9 @@ def write_plan(
         shards = [f"task-{number:0{digits}}.csv" for number in range(wave.tasks)]
         for shard, share in zip(shards, plan.sizing.shares[wave.first :], strict=False):
             with (draft / name / shard).open("w", encoding="utf-8", newline="") as file:
-                file.write(rows.header)
-                file.writelines(islice(lines, share.rows))
+                writer = csv.writer(file)
+                writer.writerow(rows.columns)
+                writer.writerows(islice(lines, share.rows))
         (draft / name / "tasks.txt").write_text("".join(f"{target / name / shard}\n" for shard in shards), "utf-8")
         values = {
             "array": f"0-{wave.tasks - 1}",
@@ -481,13 +483,9 @@ def _written_lines(planned: Planned, width: int) -> list[str]:
     if planned.folder is not None:
         files = f"{count(planned.plan.tasks, 'shard')}, {count(len(planned.written), 'job script')}"
         lines += ["", *folded("written", f"{planned.folder}: {files}", _INDENT, width)]
-    if planned.left_out is not None:
-        lines += folded(
-            "left out",
-            f"the full list with reasons: {planned.left_out}",
-            _INDENT,
-            width,
-        )
+        if planned.plan.survey.mistakes.count:
+            text = f"the full list with reasons: {planned.folder / _LEFT_OUT}"
+            lines += folded("left out", text, _INDENT, width)
     margin = " " * _INDENT
     for script, out in planned.written[:_SHOWN_SCRIPTS]:
         lines.append(f"{margin}sbatch {shell_line(script)}")

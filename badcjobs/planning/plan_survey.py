@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import csv
 import heapq
-import io
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TextIO
 
 from badcjobs.model import Cutting, PlaceCounts
@@ -24,19 +22,24 @@ Progress = Callable[[int], None]
 
 
 def read_sources(
-    sources: Sources, rows: RowFile | None, progress: Progress, folder: Path | None = None, *, needs_audio: bool = False
+    sources: Sources,
+    progress: Progress,
+    rows: RowFile | None = None,
+    left_out: TextIO | None = None,
+    *,
+    needs_audio: bool = False,
 ) -> Survey:
     """Read everything once; a second time if identities repeat, without the repeated rows."""
-    with LeftOut(sources.parts, None if folder is None else folder / "left-out.txt") as mistakes:
-        chunks, walk = survey(sources, mistakes, needs_audio=needs_audio)
+    mistakes = LeftOut(sources.parts, left_out)
+    chunks, walk = survey(sources, mistakes, needs_audio=needs_audio)
+    tally = Survey(walk, mistakes)
+    tally.read(chunks, rows, progress)
+    chunks_once = survey_again(sources, walk)
+    if chunks_once is not None:
+        if rows is not None:
+            rows.clear()
         tally = Survey(walk, mistakes)
-        tally.read(chunks, rows, progress)
-        chunks_once = survey_again(sources, walk)
-        if chunks_once is not None:
-            if rows is not None:
-                rows.clear()
-            tally = Survey(walk, mistakes)
-            tally.read(chunks_once, rows, progress)
+        tally.read(chunks_once, rows, progress)
     size = tally.walk.size
     guessed_s = size.guessed_s()
     if guessed_s is not None:
@@ -207,15 +210,15 @@ class Survey:
 
 
 class RowFile:
-    """Rows in a file, written once and then read in turn, as lines of manifests."""
+    """Rows in a temporary file, written once and then read in turn, for the manifests of the tasks."""
 
     def __init__(self, file: TextIO, *, has_places: bool) -> None:
         self._file = file
-        self._columns = [*HEADER.split(","), CUT]
+        self.columns = [*HEADER.split(","), CUT]
         if has_places:
-            self._columns += OF_A_PLACE
+            self.columns += OF_A_PLACE
         self._bases: set[str] = set()  # the folders of relative paths
-        self._writer = csv.writer(file, lineterminator="\r\n")  # so that a name with either of them is quoted
+        self._writer = csv.writer(file)
 
     def add(self, row: PlannedRow) -> None:
         """Store a row."""
@@ -225,7 +228,7 @@ class RowFile:
         overlap_ms, sha256, notes, *place = row.carried or [""] * (3 + len(OF_A_PLACE))
         times = (row.start_ms, end_ms, overlap_ms)
         fields = (row.recording_id, row.chunk_id, row.path, *times, sha256, notes, row.cut, *place)
-        self._writer.writerow((row.base, *fields[: len(self._columns)]))
+        self._writer.writerow((row.base, *fields[: len(self.columns)]))
 
     def clear(self) -> None:
         """Delete all rows."""
@@ -241,53 +244,27 @@ class RowFile:
             return bases.pop()
         return None
 
-    @property
-    def header(self) -> str:
-        """The columns of every shard, as the first line of a manifest."""
-        return f"{_line(self._columns)}\n"
-
-    def rows(self) -> Iterator[str]:
-        """Yield all rows from the first, as lines of a manifest."""
+    def rows(self) -> Iterator[list[str]]:
+        """Yield all rows from the first."""
         self._file.seek(0)
         has_root = self.root is not None
         for base, *row in csv.reader(self._file):
             if base and not has_root:
                 row[2] = base + row[2].removeprefix("./")
-            yield f"{_line(row)}\n"
-
-
-def _line(row: Sequence[str]) -> str:
-    line = ",".join(row)
-    needs_quotes = '"' in line or "\r" in line or "\n" in line
-    if line.count(",") == len(row) - 1 and not needs_quotes:
-        return line  # the csv module takes three times as long
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\r\n").writerow(row)
-    return text.getvalue()[:-2]
+            yield row
 
 
 # --- what cannot be planned -------------------------------------------------------------------------------------------
 
 
 class LeftOut(Mistakes):
-    """Mistakes, counted by row: one row may have several.
+    """Mistakes, counted by row: one row may have several. With a file, every one is written to it."""
 
-    With a file, every one is written to it.
-    """
-
-    def __init__(self, parts: Sequence[AudioSource], path: Path | None = None) -> None:
+    def __init__(self, parts: Sequence[AudioSource], file: TextIO | None = None) -> None:
         super().__init__([part.name for part in parts])
         self.unnumbered = 0  # recordings, folders and sources without lines
         self._lines: set[tuple[int, int]] = set()  # source and line of the rows that are counted
-        self._path = path
-        self._file: TextIO | None = None
-
-    def __enter__(self) -> LeftOut:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()
+        self._file = file
 
     def add(
         self,
@@ -304,12 +281,7 @@ class LeftOut(Mistakes):
             self._lines.add((self.source, line))
         else:
             self.unnumbered += 1
-        if self._path is not None:
-            self._file = self._file or self._path.open(
-                "w",
-                encoding="utf-8",
-                errors="backslashreplace",
-            )
+        if self._file is not None:
             self._file.write(f"{self.describe(self.source, line, text, why, named=True)}\n")
 
     @property

@@ -334,7 +334,7 @@ def _count_chunks(sources: Sources, progress: Progress) -> tuple[SourceFacts, li
 
 def _look_at_files(sources: Sources, progress: Progress) -> tuple[SourceFacts | None, list[Remark]]:
     """Read every row and look at every file; the facts are None without any chunk."""
-    survey = read_sources(sources, None, progress, needs_audio=True)
+    survey = read_sources(sources, progress, needs_audio=True)
     lengths = survey.lengths
     size = survey.walk.size
     hours = lengths.total_ms / 3_600_000
