@@ -161,7 +161,7 @@ def _with_source(
     settings = project.make(RunSettings, {**flags, "source": sources or ("?",)}, "check")
     submit = project.make(SubmitSettings, options, "check")
     site = find_site(order.site, order.cwd, site_option)
-    completed = complete(submit, project, flags, site, order.environ, order.cwd)
+    completed = complete(submit, order.prefer, settings, site, order.environ, order.cwd)
     if not sources:
         completed = replace(submit, merge_account=completed.merge_account)
     return replace(order, settings=replace(settings, source=sources), submit=completed)

@@ -337,18 +337,20 @@ def template(
     from badcjobs.cluster.templates import fill_template, write_new
     from badcjobs.planning.resolve_submit import complete as complete_options
     from badcjobs.planning.site import find_site
-    from badcjobs.settings import SubmitSettings
+    from badcjobs.settings import PlanSettings, RunSettings, SubmitSettings
 
     is_used = bool(settings) or out is not None  # else it is only looked at
     if name is None and not is_used:
         return _list_templates(json_wanted=json_wanted)
     project = read_project(context, "submit")
     site = find_site(project.site, Path.cwd(), "--config site=")
+    run_settings = project.make(RunSettings, {}, "template", [])  # without SOURCE, which is a mistake elsewhere
+    prefer = project.make(PlanSettings, {}, "template").prefer
 
     def request(options: SubmitSettings, fit: bool) -> SubmitSettings:
         if fit and site.node_gpus:
             options = replace(options, gpus_per_task=min(options.gpus_per_task or 1, site.node_gpus))
-        return complete_options(options, project, {}, site, environ(), Path.cwd())
+        return complete_options(options, prefer, run_settings, site, environ(), Path.cwd())
 
     filled = fill_template(name or "", settings or [], project, complete=is_used, request=request)
     if out is not None:

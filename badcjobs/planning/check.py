@@ -136,21 +136,20 @@ def check_facts(job: Job) -> list[Remark]:
 def _read_request(order: CheckOrder) -> tuple[BatchScript | None, Asked]:
     """Return the script, if there is one, and what the job asks of Slurm; options of submit win over the script."""
     submit = order.submit
-    if order.script is None and order.settings.source:  # what submit asks for by itself
+    if order.script is not None:
+        script = _open_script(order.script, sbatch_options.submit_words(submit), order)
+        return script, script.asked
+    if order.settings.source:  # what submit asks for by itself
         gpus = 1 if submit.gpus_per_task is None else submit.gpus_per_task
         submit = replace(submit, gpus_per_task=gpus, time=submit.time or "12:00:00")
-    submit_words = sbatch_options.submit_words(submit)
     account = allocation.sbatch_options(order.environ).get("account")
     options = {}
     if account is not None:
         options["account"] = account
-    options |= sbatch_options.read_options(submit_words)
+    options |= sbatch_options.read_options(sbatch_options.submit_words(submit))
     mistakes: list[str] = []
     request = sbatch_options.read_asked(options, sbatch_options.read_values(options, mistakes), mistakes)
     refuse(mistakes, "badcjobs check … --time 12:00:00 --mem 16G")
-    if order.script is not None:
-        script = _open_script(order.script, submit_words, order)
-        return script, script.asked
     if request.gpus_per_task == 0 and order.settings.cpu_workers:
         request = replace(request, gpus_per_task=None)
     return None, request

@@ -18,7 +18,7 @@ from badcjobs.planning.site import Site
 from badcjobs.planning.source_rules import check_survey, to_facts
 from badcjobs.report.rules import NOTE
 from badcjobs.sources.mistakes import SHOWN, with_more
-from badcjobs.words import clock, count, number, round_up
+from badcjobs.words import clock, count, duration, number, round_up
 
 PLAN_VERSION = 1
 FILES_PER_TASK = 12  # at most ten by contract, Slurm's log, and the manifest with its rows
@@ -228,7 +228,7 @@ def _check_long_chunks(plan: CampaignPlan) -> Iterator[Remark]:
     many = survey.lengths.longer_than(limit_s * 1000)
     if not many:
         return
-    text = f"{count(many, 'chunk')} longer than the {_length(limit_s)} of audio that one GPU finishes in a task for"
+    text = f"{count(many, 'chunk')} longer than the {duration(limit_s)} of audio that one GPU finishes in a task for"
     fix = _cut_shorter(survey, min(limit_s, 3600.0))
     needed_s = round_up(plan.margin.time_s(survey.lengths.longest_ms / 1000 / plan.speed.audio_hours_per_gpu_hour))
     if needed_s <= 3600 * (plan.site.time_h or math.inf):
@@ -252,7 +252,7 @@ def _cut_shorter(survey: Survey, at_most_s: float) -> str:
 
 def _longer_than(limit_s: float, survey: Survey) -> tuple[str, ...]:
     """Return the names of some chunks that are longer."""
-    return tuple(f"{name} ({_length(ms / 1000)})" for ms, name in survey.longest if ms > limit_s * 1000)
+    return tuple(f"{name} ({duration(ms / 1000)})" for ms, name in survey.longest if ms > limit_s * 1000)
 
 
 def _check_files(plan: CampaignPlan) -> Iterator[Remark]:
@@ -297,12 +297,6 @@ def _check_speed(plan: CampaignPlan) -> Iterator[Remark]:
     if speed.gpu_hours is not None and plan.work_gpu_hours > 1000 * speed.gpu_hours:
         text = f"{plan.work_gpu_hours:,.0f} GPU-hours are planned from {speed.gpu_hours:,.3g} measured; {again}"
         yield note("speed", text)
-
-
-def _length(seconds: float) -> str:
-    if seconds >= 3600:
-        return f"{seconds / 3600:,.2f} hours"
-    return f"{seconds:,.4g} s"
 
 
 # --- document ---------------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ from badcjobs.sources.badc_manifest import Manifest
 from badcjobs.sources.open import Sources, open_sources_of
 from badcjobs.sources.places import place_sources
 from badcjobs.store.atomic_write import fresh_folder
-from badcjobs.words import clock, count, data_size, duration, number
+from badcjobs.words import clock, count, data_size, duration, first_names, number
 from badcjobs.workers.chunk_audio import OVERLAP_S
 from badcjobs.workers.staging import MOST_STAGED_BYTES
 
@@ -402,11 +402,7 @@ def _work_lines(planned: Planned) -> Iterator[tuple[str, str]]:
     survey = plan.survey
     lengths = survey.lengths
     speed = plan.speed
-    sources = ", ".join(planned.descriptions[:_SHOWN_SOURCES])
-    hidden = len(planned.descriptions) - _SHOWN_SOURCES
-    if hidden > 0:
-        sources += f" and {hidden:,} more"
-    yield "source", sources
+    yield "source", first_names(planned.descriptions, _SHOWN_SOURCES)
 
     audio = f"{number(plan.audio_hours)} hours in {count(lengths.rows, 'chunk')}"
     if survey.shared_ms:

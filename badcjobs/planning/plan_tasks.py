@@ -325,7 +325,7 @@ def gpus_at_a_time(
         return wish.parallel * sizing.gpus, "from --parallel"
     if site.plan_gpus is not None:
         return max(site.plan_gpus, sizing.gpus), f"from the site file of {site.name}"
-    if site.gpu_hours is not None:
+    if site.gpu_hours:
         waves = -(-len(sizing.shares) // most)
         largest = -(-len(sizing.shares) // waves)
         return largest * sizing.gpus, "all tasks of a wave at once, the most that the limit allows"

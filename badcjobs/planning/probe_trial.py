@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -87,17 +86,8 @@ class TrialEvents:
         elif self.closed:
             return
         elif isinstance(event, ChunkResult):
-            error = event.error or ""
-            batch_error_class = event.batch_error_class
-            self._troubles.append(
-                Trouble(
-                    event.error_class or "",
-                    error,
-                    False,
-                    event.charged,
-                    batch_error_class,
-                )
-            )
+            trouble = Trouble(event.error_class or "", event.error or "", False, event.charged, event.batch_error_class)
+            self._troubles.append(trouble)
         elif isinstance(event, BatchOver) and event.broken is not None:
             broken = event.broken
             self._troubles.append(Trouble(broken.error_class, str(broken), at_start=broken.at_start))
@@ -165,21 +155,9 @@ class TrialRun:
                 write_repeated(sound, length_s, target)
                 audio[sound] = target
             else:
-                try:
-                    os.link(audio[sound], target)
-                except OSError:
-                    target.symlink_to(audio[sound])
+                target.symlink_to(audio[sound])
             name = f"{self.number}-{way}-{length_s:g}s-{number}"
-            chunks.append(
-                Chunk(
-                    "probe",
-                    name,
-                    str(sound),
-                    str(target.absolute()),
-                    0,
-                    round(length_s * 1000),
-                )
-            )
+            chunks.append(Chunk("probe", name, str(sound), str(target.absolute()), 0, round(length_s * 1000)))
         return chunks
 
     def look(self, timeout_s: float) -> None:
@@ -201,35 +179,24 @@ class TrialRun:
     def end(self) -> Trial | Trouble:
         """Leave nothing behind, and return what came of it, or what had nothing to do with the length."""
         shutil.rmtree(self._folder, ignore_errors=True)
+        done = self.watch.done
         trouble = self.watch.trouble
-        if trouble is None and len(self.watch.done) < self.lanes:
-            trouble = Trouble("no_output", "the engine ended without results")
-        done = len(self.watch.done)
         on_cpu = self.plans[0].device is None
-        if trouble is not None:
-            out_of_memory = trouble.is_out_of_memory or (on_cpu and trouble.error_class == HOST_MEMORY)
-            if not out_of_memory:
-                return trouble
-            outcome = NO_START if trouble.at_start else TOO_LONG
-            return Trial(
-                self.step.length_s,
-                self.step.lean,
-                outcome,
-                chunks=done,
-                host_peak_bytes=self.host_peak_bytes,
+        trial = Trial(self.step.length_s, self.step.lean, FITS, len(done), host_peak_bytes=self.host_peak_bytes)
+        if trouble is None and len(done) < self.lanes:
+            return Trouble("no_output", "the engine ended without results")
+        if trouble is None:
+            work_s, rate = measure(done, self.lanes)
+            return replace(
+                trial,
+                work_s=work_s,
+                times_real_time=rate,
+                peak_bytes=self.host_peak_bytes if on_cpu else self._peak_bytes(),
+                start_up_s=self.start_up_s,
             )
-        work_s, rate = measure(self.watch.done, self.lanes)
-        return Trial(
-            self.step.length_s,
-            self.step.lean,
-            FITS,
-            chunks=done,
-            work_s=work_s,
-            times_real_time=rate,
-            peak_bytes=self.host_peak_bytes if on_cpu else self._peak_bytes(),
-            host_peak_bytes=self.host_peak_bytes,
-            start_up_s=self.start_up_s,
-        )
+        if trouble.is_out_of_memory or (on_cpu and trouble.error_class == HOST_MEMORY):
+            return replace(trial, outcome=NO_START if trouble.at_start else TOO_LONG)
+        return trouble
 
     @property
     def start_up_s(self) -> float:
@@ -280,14 +247,7 @@ def prepare_sounds(
     mistakes = []
     for number, path in enumerate(paths):
         try:
-            sounds.append(
-                _prepare_sound(
-                    path,
-                    cutter,
-                    folder / f"sound-{number}.wav",
-                    longest_s,
-                )
-            )
+            sounds.append(_prepare_sound(path, cutter, folder / f"sound-{number}.wav", longest_s))
         except IsADirectoryError:
             mistakes.append(f"{path} is a folder; name a recording in it")
         except OSError as error:

@@ -20,7 +20,7 @@ from badcjobs.planning.site import Site, find_site
 from badcjobs.project import Project
 from badcjobs.run_toml import digest_filelist
 from badcjobs.seams import Environ
-from badcjobs.settings import AUTO, PlanSettings, RunSettings, SubmitSettings, absolute
+from badcjobs.settings import PlanSettings, RunSettings, SubmitSettings, absolute
 from badcjobs.store.submission_record import Record, read_intent, read_record
 
 
@@ -67,17 +67,9 @@ def resolve_submit(wish: SubmitWish) -> ResolvedSubmit:
     is_local = wish.options.cluster == "local"
     site = find_site(wish.project.site, wish.cwd, "--config site=")
     submission = None if wish.again else _known_submission(wish.out)
-    options = complete(
-        wish.options,
-        wish.project,
-        wish.flags,
-        site,
-        wish.environ,
-        wish.cwd,
-        submission,
-    )
-
     settings = wish.project.make(RunSettings, wish.flags, "submit", mistakes)
+    prefer = wish.project.make(PlanSettings, {}, "submit").prefer
+    options = complete(wish.options, prefer, settings, site, wish.environ, wish.cwd, submission)
     if settings.stop_after:
         mistakes.append("[run] stop_after is for one task, not for an array")
     # The source of a job that exists was checked when it was submitted.
@@ -97,8 +89,8 @@ def resolve_submit(wish: SubmitWish) -> ResolvedSubmit:
 
 def complete(
     options: SubmitSettings,
-    project: Project,
-    flags: Mapping[str, Any],
+    prefer: str,
+    settings: RunSettings,
     site: Site,
     environ: Environ,
     cwd: Path,
@@ -119,21 +111,8 @@ def complete(
         return replace(options, cpus=cpus, mem=options.mem or submission.asked.get("--mem"))
     if options.gpus_per_task == 0 or options.cluster == "local":
         return options
-
-    usual = {"source": ("?",), "workers_per_gpu": project.get("run", "workers_per_gpu") or AUTO}
-    settings = project.make(
-        RunSettings,
-        {**usual, **flags},
-        "submit",
-        [],
-    )  # mistakes are found later
-    prefer = project.make(PlanSettings, {}, "submit").prefer
     choice = usual_request(options, prefer, settings, site, environ, cwd)
-    return replace(
-        options,
-        cpus=options.cpus or choice.cpus,
-        mem=options.mem or f"{choice.mem_gb}G",
-    )
+    return replace(options, cpus=options.cpus or choice.cpus, mem=options.mem or f"{choice.mem_gb}G")
 
 
 def _known_submission(out: Path) -> Record | None:

@@ -20,8 +20,6 @@ from badcjobs.seams import Environ
 from badcjobs.settings import OPTIONS_ONLY, SETTINGS, Setting, read_toml, refuse, to_toml
 from badcjobs.trust import Trust
 
-Weight = float  # may be 0
-
 
 @dataclass(frozen=True, slots=True)
 class Site:
@@ -45,9 +43,9 @@ class Site:
     example: str = "/a/folder/that/all/nodes/can/write"  # a folder for results
     account_ends_with: str | None = None
     modules: tuple[str, ...] = ()  # what a job script loads, in this order
-    bill_cpu: Weight | None = None
-    bill_memory_gb: Weight | None = None
-    bill_gpu: Weight | None = None
+    bill_cpu: float | None = None
+    bill_memory_gb: float | None = None
+    bill_gpu: float | None = None
     bill_rule: Literal["max", "sum"] = "sum"  # "max" where PriorityFlags has MAX_TRES
     plan_time_h: float | None = None  # default time limit of a task
     plan_gpus: int | None = None  # usual number at a time
@@ -96,8 +94,7 @@ _FIELDS = Site.__dataclass_fields__
 # type of the field → what a value must be
 _KINDS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "int": ("a whole number from 1 to 1e9", lambda value: type(value) is int and 0 < value <= 1e9),
-    "float": ("a number above 0, at most 1e9", lambda value: type(value) in (int, float) and 0 < value <= 1e9),
-    "Weight": ("a number from 0 to 1e9", lambda value: type(value) in (int, float) and 0 <= value <= 1e9),
+    "float": ("a number from 0 to 1e9", lambda value: type(value) in (int, float) and 0 <= value <= 1e9),
     "str": ("a string", lambda value: isinstance(value, str) and value),
     "tuple": ("a list of strings", lambda value: isinstance(value, list) and all(map(_KINDS["str"][1], value))),
     "Literal": ("one of max, sum", lambda value: value in ("max", "sum")),
@@ -209,7 +206,7 @@ def find_here(
 ) -> tuple[list[tuple[str, str]], Values]:
     """Find the site, Slurm, the GPUs and HawkEars; return sentences for the user, and values of settings."""
     path = environ.get("PATH")
-    values: Values = {"": {}, "run": {}, "submit": {}}
+    values: Values = {"": {}, "submit": {}}
     sentences = []
     name = site or _known_site()
     if name is not None:
