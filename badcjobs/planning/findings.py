@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +11,7 @@ from typing import Any
 from badcjobs.masking import mask
 from badcjobs.report.rules import NOTE, PROBLEM, WARNING
 from badcjobs.report.tables import WIDTH
+from badcjobs.report.text import wrap
 from badcjobs.words import count, plain
 
 FINE = "fine"
@@ -76,14 +76,8 @@ def worst_first(remarks: Iterable[Remark]) -> list[Remark]:
 
 def folded(label: str, text: str, indent: int, width: int = WIDTH) -> list[str]:
     """Return a label and a text beside it, wrapped to the width."""
-    room = width - indent
-    first, *more = textwrap.wrap(
-        plain(text),
-        room,
-        break_long_words=False,
-        break_on_hyphens=False,
-    ) or [""]
-    return [f"{f'  {label}':<{indent - 1}} {first}", *(" " * indent + line for line in more)]
+    head = f"  {label}"
+    return wrap(f"{head:<{indent - 1}} {text}", indent=indent, width=width)
 
 
 def below(remark: Remark, indent: int) -> list[str]:

@@ -183,7 +183,7 @@ def _nothing_to_plan(survey: Survey) -> BadInput:
     mistakes = survey.mistakes
     names = [name for faulty in survey.walk.remarks.faults.values() for name in faulty]
     names += [*survey.unknown_names, *mistakes.examples(SHOWN)[0]]
-    what = f"there is nothing to plan: {mistakes.words} cannot be used, and there are no others"
+    what = f"there is nothing to plan: {mistakes.words}, and there are no others"
     if lengths.unknown:
         what = f"the length of the audio is not known: {count(lengths.unknown, 'file')} without a length in the header,"
         what += " or not fetched by git-annex"

@@ -45,7 +45,7 @@ from badcjobs.planning.site import Site, find_site
 from badcjobs.project import Project
 from badcjobs.report.rules import PROBLEM
 from badcjobs.report.tables import WIDTH, Row, Table, columns, table_text
-from badcjobs.settings import AUTO, PlanSettings, RunSettings, SubmitSettings, absolute
+from badcjobs.settings import AUTO, PlanSettings, RunSettings, SubmitSettings
 from badcjobs.sources.badc_manifest import Manifest
 from badcjobs.sources.open import Sources, open_sources_of
 from badcjobs.sources.places import place_sources
@@ -56,6 +56,15 @@ from badcjobs.workers.staging import MOST_STAGED_BYTES
 
 _LEFT_OUT = "left-out.txt"
 _IN_ROWS = ("source", "root", "chunk_length", "overlap")
+_EXAMPLE = {  # values of a script, to see whether a template accepts them
+    "array": "0-0",
+    "time": "1:00:00",
+    "gpus-per-node": 1,
+    "cpus-per-task": 1,
+    "mem": "1G",
+    "source": "tasks.txt",
+    "out": "out",
+}
 FillScript = Callable[[Mapping[str, object], str | None], str]  # values by key of the template, --root
 
 
@@ -93,8 +102,9 @@ def plan_sources(
     wish = PlanWish.of(order.submit, order.plan, settings)
     check_wish(wish, site)
     fill = _script_filler(order, site, cwd)
-    if order.out is not None:
-        _check_out(order.out, settings, fill, cwd)
+    if order.out is not None:  # before a long reading
+        _refuse_used(cwd / order.out)
+        fill(_EXAMPLE, None)
     sources = place_sources(settings, open_sources_of(settings, cwd), cwd)
     descriptions = tuple(text.replace(f"{cwd}/", "") for text in sources.descriptions)
     speed = find_speed(order.rate, order.speed_from, settings, environ, cwd)
@@ -107,7 +117,6 @@ def plan_sources(
     target = cwd / order.out
     out = cwd / (order.project.get("run", "out") or target / "results")
     about_out = _check_results(out, settings, site, environ)
-    _refuse_used(target)
     with fresh_folder(target) as draft:
         left_out_path = draft / _LEFT_OUT
         with (
@@ -122,14 +131,6 @@ def plan_sources(
         if not survey.mistakes.count:
             left_out_path.unlink()
     return Planned(plan, descriptions, sources.cutting, target, written)
-
-
-def _check_out(out: Path, settings: RunSettings, fill: FillScript, cwd: Path) -> None:
-    """Refuse a folder that is a source, and values that the template does not accept, before a long reading."""
-    if absolute(cwd, str(out)) in [absolute(cwd, source) for source in settings.source]:
-        raise BadInput(f"--out {out} is also a SOURCE: a plan needs a folder of its own", fix="--out plan")
-    request = {"array": "0-0", "time": "1:00:00", "gpus-per-node": 1, "cpus-per-task": 1, "mem": "1G"}
-    fill({**request, "source": "tasks.txt", "out": "out"}, None)
 
 
 def _check_results(
@@ -192,7 +193,7 @@ def _refuse_used(target: Path) -> None:
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise BadInput(
             f"{target} exists already",
-            why="running or queued jobs may use its shards",
+            why="it is not empty, and running or queued jobs may use its shards",
             fix=f"--out {shell_line(target.with_name(target.name + '-2'))}",
         )
 

@@ -27,7 +27,6 @@ from badcjobs.store.connect import grouped, is_database
 from badcjobs.store.read_job import read_job
 from badcjobs.store.read_model import JobFacts, TaskFacts
 from badcjobs.store.read_tasks import parse_settings
-from badcjobs.words import count
 from badcjobs.workers.engines import choose_engine, traits_of
 from badcjobs.workers.learned import LESSONS, Learned, default_store, read_probes, subject_of
 
@@ -396,21 +395,21 @@ def _choose(
     version: str | None,
     workers: int | None,
 ) -> tuple[ProbeKey, Speed]:
-    """Return the newest probe that matches, with doubts if none does; ``version`` and ``workers`` None: any will do."""
+    """Return the newest probe with these workers, else with others; with doubts if none is of this ``version``."""
     of_version = [probe for probe in probes if version is None or _is_version(probe.key, version)] or probes
-    fitting = [probe for probe in of_version if workers in (None, probe.key.workers)] or of_version
-    newest_first = sorted(fitting, key=lambda probe: (probe.at or "", str(probe.key)), reverse=True)
-    key = newest_first[0].key
+
+    def rank(probe: Probed) -> tuple[bool, str, str]:
+        return workers in (None, probe.key.workers), probe.at or "", str(probe.key)
+
+    best_first = sorted(of_version, key=rank, reverse=True)
+    key = best_first[0].key
     doubts = []
     if version is not None and not _is_version(key, version):
         doubts.append(f"it is that of {key.engine} ({key.engine_version}); the one here is another ({version})")
-    if workers is not None and key.workers != workers:
-        measured = f"it was measured with {count(key.workers, 'worker')} per GPU"
-        doubts.append(f"{measured}, and the tasks will have {count(workers, 'worker')} per GPU")
-    newest_by_workers: dict[int, Probed] = {}
-    for probe in newest_first:
-        newest_by_workers.setdefault(probe.key.workers, probe)
-    return key, _speed_of_probes([*newest_by_workers.values()], doubts)
+    by_workers: dict[int, Probed] = {}
+    for probe in best_first:
+        by_workers.setdefault(probe.key.workers, probe)
+    return key, _speed_of_probes([*by_workers.values()], doubts)
 
 
 def _is_version(key: ProbeKey, here: str) -> bool:

@@ -258,12 +258,10 @@ class RowFile:
 
 
 class LeftOut(Mistakes):
-    """Mistakes, counted by row: one row may have several. With a file, every one is written to it."""
+    """Mistakes in sources; with a file, every one is written to it."""
 
     def __init__(self, parts: Sequence[AudioSource], file: TextIO | None = None) -> None:
         super().__init__([part.name for part in parts])
-        self.unnumbered = 0  # recordings, folders and sources without lines
-        self._lines: set[tuple[int, int]] = set()  # source and line of the rows that are counted
         self._file = file
 
     def add(
@@ -277,17 +275,13 @@ class LeftOut(Mistakes):
     ) -> None:
         """Note a mistake, and write it down."""
         super().add(line, text, why=why, fix=fix, missing=missing)
-        if line:
-            self._lines.add((self.source, line))
-        else:
-            self.unnumbered += 1
         if self._file is not None:
             self._file.write(f"{self.describe(self.source, line, text, why, named=True)}\n")
 
     @property
     def words(self) -> str:
-        """How much cannot be planned, as text."""
-        return count(self.unnumbered + len(self._lines), "row or source", "rows or sources")
+        """How much is wrong, as text."""
+        return f"{count(self.count, 'mistake')} in rows or sources"
 
     @property
     def fix(self) -> str | None:
@@ -296,8 +290,3 @@ class LeftOut(Mistakes):
         if error is None:
             return None
         return error.fix
-
-    def add_unseen(self, count: int) -> None:
-        """Count rows that are not read one by one."""
-        super().add_unseen(count)
-        self.unnumbered += count

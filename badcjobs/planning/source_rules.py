@@ -82,7 +82,9 @@ def check_places(places: PlaceCounts | None, quiet: str) -> Iterator[Remark]:
 def _check_left_out(survey: Survey) -> Iterator[Remark]:
     mistakes = survey.mistakes
     if mistakes.count:
-        text = f"{mistakes.words} cannot be used: badcjobs run would refuse them, or fail those without usable audio"
+        text = (
+            f"{mistakes.words}, which are left out: badcjobs run would refuse them, or fail those without usable audio"
+        )
         details = with_more(mistakes.examples(SHOWN)[0], mistakes.count)
         yield problem(
             "left out",
@@ -113,7 +115,7 @@ def _check_faults(survey: Survey) -> Iterator[Remark]:
 
 
 def _check_lengths(survey: Survey) -> Iterator[Remark]:
-    """Report lengths that are not known, and sample rates that differ."""
+    """Report lengths that are not known."""
     walk = survey.walk
     lengths = survey.lengths
     unknown = lengths.unknown - walk.size.not_here_unknown
@@ -125,9 +127,6 @@ def _check_lengths(survey: Survey) -> Iterator[Remark]:
         text = "ffmpeg is not on PATH: files in M4A, AAC, WMA or the like have no known length and are not cut"
         fix = "module load ffmpeg   (or: apt install ffmpeg)"
         yield warning("ffmpeg", text, fix, tuple(walk.for_ffmpeg[:SHOWN]))
-    if len(walk.rates_hz) > 1:
-        rates = ", ".join(f"{count(files, 'file')} with {hz:,} Hz" for hz, files in sorted(walk.rates_hz.items()))
-        yield note("sample rates", f"they differ: {rates}; resampling may make an engine slower")
 
 
 def _check_not_here(survey: Survey) -> Iterator[Remark]:

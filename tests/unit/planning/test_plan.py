@@ -93,8 +93,6 @@ def read_case(line):
             wish[name] = text
     counts = {"rows": int(wish.pop("left_out", 0)), "sources": int(wish.pop("whole", 0))}
     survey = survey_of(*lengths_ms, **counts, rows_alone="rows_alone" in wish)
-    if "odd_rates" in wish:
-        survey.walk.rates_hz.update({48_000: 3, 44_100: 7})
     return survey, speed, site, {name: value for name, value in wish.items() if value}
 
 
