@@ -29,8 +29,7 @@ from rich.text import Text
 from badcjobs.cli.options import JsonWanted, Simulate, find_stand_in, flag, option, read_project
 from badcjobs.cli.output import environ, log_to_stderr, poll_s, print_json, remark, say, shows_only_ascii
 from badcjobs.clock import SystemClock
-from badcjobs.cluster.scheduler import QueueReader
-from badcjobs.cluster.slurm import Slurm
+from badcjobs.cluster.slurm import QueueReader
 from badcjobs.errors import BadcjobsError, BadInput, NotHere
 from badcjobs.live.draw import Page, as_plain_text, draw
 from badcjobs.live.ui_state import UiState, parse_keys, press
@@ -107,7 +106,7 @@ def monitor(
     view: View | None = _open_machine("monitor", target, simulate, project)
     if view is None:
         clock = SystemClock()
-        view = open_run_view(target or Path(), clock, ask_queue=QueueReader(Slurm(), clock))
+        view = open_run_view(target or Path(), clock, ask_queue=QueueReader(clock))
     ui = UiState.at_start(of_run=target is not None)
     ascii_only = shows_only_ascii()
     with closing(view):
@@ -156,10 +155,7 @@ def serve(
     with closing(listening):
         clock = SystemClock()
         machine = _open_machine("serve", target, simulate, project)
-        if machine is None:
-            source = open_run(target or Path(), clock, QueueReader(Slurm(), clock))
-        else:
-            source = LiveSource(machine)
+        source = open_run(target or Path(), clock, QueueReader(clock)) if machine is None else LiveSource(machine)
         with closing(source.view):
             interval_s = poll_s(_INTERVAL_S)
             _announce(place, target, token, json_wanted=json_wanted)  # connections wait until it serves

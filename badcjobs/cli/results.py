@@ -35,8 +35,7 @@ from badcjobs.cli.output import (
     text_width,
 )
 from badcjobs.clock import SystemClock
-from badcjobs.cluster.scheduler import QueueReader
-from badcjobs.cluster.slurm import Slurm
+from badcjobs.cluster.slurm import QueueReader
 from badcjobs.errors import BadInput, ExitCode
 from badcjobs.planning.site import find_billing
 from badcjobs.words import count
@@ -78,7 +77,7 @@ def merge(
         order,
         SystemClock(),
         reading_source=Pace(ROWS),
-        ask_queue=_ask_queue(),
+        ask_queue=QueueReader(SystemClock()),
         remove_merged=remove_merged,
         readings=json_wanted,
         billing=find_billing(project, Path.cwd()),
@@ -150,7 +149,9 @@ def report(
     printed = _check_targets(targets, [job, *filter(None, [compare])], json_wanted=json_wanted)
     readings = json_wanted or prometheus is not None
     billing = find_billing(project, Path.cwd())
-    with report_job(job, SystemClock(), compare, Pace(ROWS), _ask_queue(), readings=readings, billing=billing) as forms:
+    with report_job(
+        job, SystemClock(), compare, Pace(ROWS), QueueReader(SystemClock()), readings=readings, billing=billing
+    ) as forms:
         for path, make in ((html, forms.to_html), (markdown, forms.to_markdown), (prometheus, forms.to_prometheus)):
             if path is not None:
                 _write(path, make())
@@ -159,10 +160,6 @@ def report(
     elif not printed:
         say(forms.to_text(colour=colour_wanted(), width=text_width()), painted=True)
     return ExitCode.DATABASE if forms.lossy_files else ExitCode.DONE
-
-
-def _ask_queue() -> QueueReader:
-    return QueueReader(Slurm(), SystemClock())
 
 
 def _check_targets(targets: Sequence[Target], runs: Sequence[Path], *, json_wanted: bool) -> list[str]:

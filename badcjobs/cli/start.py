@@ -65,7 +65,7 @@ def demo(
     """
     from badcjobs.cli.results import files_text
     from badcjobs.cluster.local import emulate_order
-    from badcjobs.cluster.local_array import LocalSettings
+    from badcjobs.cluster.local_task import LocalSettings
     from badcjobs.model import ArrayOrder, StandIn
     from badcjobs.processes import last_lines
     from badcjobs.report.document import document_of

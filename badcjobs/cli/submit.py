@@ -44,7 +44,7 @@ from badcjobs.clock import SystemClock
 from badcjobs.cluster import local as emulation
 from badcjobs.cluster.array_script import array_script, merge_script
 from badcjobs.cluster.job_script import is_job_script
-from badcjobs.cluster.local_array import LocalSettings
+from badcjobs.cluster.local_task import LocalSettings
 from badcjobs.cluster.outcomes import EXIT_CODES, Ends, end_lines, headline
 from badcjobs.cluster.sbatch_options import submit_words
 from badcjobs.cluster.scheduler import POLL_S, has_ended

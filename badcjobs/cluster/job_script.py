@@ -145,8 +145,7 @@ def read_script(text: str, name: str, environ: Environ, cwd: str, parse: Parser,
     readable = _HERE_DOCUMENT.split(text, maxsplit=1)[0]
     lines = _read_options(readable, wrong)
     requested = lines.options | sbatch_options(environ) | sbatch.read_options(options)
-    values = sbatch.read_values(requested, wrong)
-    asked = sbatch.read_asked(requested, values, wrong)
+    request = sbatch.read_request(requested, wrong)
     test = f"sbatch --test-only {shell_line(Path(name))}   (shows the message of sbatch)"
 
     reader = _Reader(readable, requested.get("chdir", ""), environ, cwd, parse)
@@ -161,8 +160,8 @@ def read_script(text: str, name: str, environ: Environ, cwd: str, parse: Parser,
     script = BatchScript(
         name=name,
         options=requested,
-        asked=asked,
-        signal=values.get("signal"),
+        asked=request.asked,
+        signal=request.signal,
         call=next(reversed(starts or reader.calls), None),
         mistakes=tuple(Mistake(message, test) for message in wrong),
         ignored=tuple(lines.ignored),
@@ -175,7 +174,7 @@ def read_script(text: str, name: str, environ: Environ, cwd: str, parse: Parser,
         sets_tmpdir=_TMPDIR.search(text) is not None,
         sets_cache="XDG_CACHE_HOME=" in text,
     )
-    return script if _needs_gpu(script) else replace(script, asked=replace(asked, gpus_per_task=None))
+    return script if _needs_gpu(script) else replace(script, asked=replace(request.asked, gpus_per_task=None))
 
 
 def _needs_gpu(script: BatchScript) -> bool:
@@ -347,46 +346,15 @@ def _program(word: str) -> str:
 _REFUSED = ("chdir", "exclusive", "export-file", "gpus-per-socket", "input", "tres-per-task", "wrap")
 
 
-@dataclass(frozen=True, slots=True)
-class JobRequest:
-    """What a job requests, as far as one machine can provide it."""
-
-    given: sbatch.Options
-    asked: sbatch.Asked
-    array: sbatch.ArraySpec | None = None
-    warning: sbatch.EarlySignal | None = None
-
-    @property
-    def parallel(self) -> int | None:
-        """How many tasks may run at a time; None: no limit."""
-        return None if self.array is None else self.array.parallel
-
-    @property
-    def gpus(self) -> int:
-        """The GPUs of one array task."""
-        return self.asked.gpus_per_task or 0
-
-    @property
-    def cores(self) -> int:
-        """The cores of one array task."""
-        return self.asked.cpus or 1
-
-    @property
-    def indices(self) -> tuple[int | None, ...]:
-        """The indices of the array; without an array, one task with index None."""
-        return (None,) if self.array is None else self.array.indices
-
-
-def read_request(script: str, options: Words = ()) -> JobRequest:
+def read_script_request(script: str, options: Words = ()) -> sbatch.Request:
     """Return what a script requests; ``options`` override it. All mistakes are in one message."""
     mistakes: list[str] = []
-    requested = _read_options(script, mistakes).options | sbatch.read_options(options)
-    values = sbatch.read_values(requested, mistakes)
-    asked = sbatch.read_asked(requested, values, mistakes)
-    if requested.get("export", "ALL") != "ALL":
-        mistakes.append(f"--export={requested['export']}: the emulation passes all variables on, and sets none")
-    mistakes += [f"--{name}: not supported by the emulation" for name in requested if name in _REFUSED]
-    if asked.nodes not in (None, 1):
-        mistakes.append(f"--nodes={requested['nodes']}: the emulation is one machine")
+    request = sbatch.read_request(_read_options(script, mistakes).options | sbatch.read_options(options), mistakes)
+    given = request.options
+    if given.get("export", "ALL") != "ALL":
+        mistakes.append(f"--export={given['export']}: the emulation passes all variables on, and sets none")
+    mistakes += [f"--{name}: not supported by the emulation" for name in given if name in _REFUSED]
+    if request.asked.nodes not in (None, 1):
+        mistakes.append(f"--nodes={given['nodes']}: the emulation is one machine")
     refuse(mistakes, "badcjobs guide local   (lists the options that have an effect)", "options of this job are wrong")
-    return JobRequest(requested, asked, values.get("array"), values.get("signal"))
+    return request

@@ -8,26 +8,24 @@ from __future__ import annotations
 
 import shlex
 import signal
-import tempfile
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from badcjobs.cluster.array_script import PROGRAM
-from badcjobs.cluster.job_script import read_request, read_text
-from badcjobs.cluster.local_array import LocalArray, LocalSettings, LockRun, TaskRow
-from badcjobs.cluster.local_devices import DevicePool, open_pool
-from badcjobs.cluster.local_task import LocalJob
+from badcjobs.cluster.job_script import read_script_request, read_text
+from badcjobs.cluster.local_array import LocalArray, LockRun
+from badcjobs.cluster.local_devices import open_pool
+from badcjobs.cluster.local_task import LocalJob, LocalSettings, TaskRow
 from badcjobs.cluster.outcomes import EXIT_CODES, finished_all_chunks, no_task_started, verdict_of
 from badcjobs.cluster.sbatch_options import batch_text, extra_options
-from badcjobs.cluster.scheduler import COMPLETED, UNFINISHED, TaskOutcome, has_ended
+from badcjobs.cluster.scheduler import COMPLETED, TaskOutcome, has_ended
 from badcjobs.cluster.slurm import Slurm, query_number
 from badcjobs.cluster.wait_for_job import Tell
 from badcjobs.errors import BadInput, NotHere
-from badcjobs.model import ArrayOrder, JobStates, Queue, Submitted
+from badcjobs.model import ArrayOrder, JobStates, Submitted
 from badcjobs.paths import RunFolder, shell_line
 from badcjobs.report.job import FinishedJob, finish_job
 from badcjobs.seams import Unanswered
@@ -62,7 +60,7 @@ class Emulation(NamedTuple):
     exit_code: int
     verdict: str
     job_id: str
-    rows: tuple[TaskRow, ...]
+    rows: Sequence[TaskRow]
     out: Path | None
     job: FinishedJob | None  # None: nothing was merged
 
@@ -86,51 +84,54 @@ class LocalMachine:
     """
 
     def __init__(self, settings: LocalSettings, world: World, tell: Tell, lock: LockRun) -> None:
+        self.rows: Sequence[TaskRow] = ()
+        self.run_folder: RunFolder | None = None  # None: no task has named it
         self._settings = settings
         self._world = world
         self._tell = tell
         self._lock = lock
-        self._array: LocalArray | None = None
 
     def submit(self, order: ArrayOrder) -> Submitted:
         """Run an array to its end."""
         self._settings = replace(self._settings, max_requeues=order.requeues)
-        return self.run_script(script_of(order), order.name, (), order.out, order.out)
+        return self.run_script(script_of(order), order.name, out=order.out)
 
-    def run_script(self, text: str, name: str, options: Sequence[str], out: Path | None, place: Path) -> Submitted:
-        """Run a job script to its end, once per index; ``place``: as in ``new_array``."""
+    def run_script(self, text: str, name: str, options: Sequence[str] = (), out: Path | None = None) -> Submitted:
+        """Run a job script to its end as ``sbatch OPTIONS SCRIPT`` would, once per index."""
         if out is not None:
+            self.run_folder = RunFolder(out)
             self._lock(out)
             (out / "logs").mkdir(parents=True, exist_ok=True)
-        array = new_array(text, name, options, self._settings, self._world, self._tell, place, self._lock)
-        array.run_folder = None if out is None else RunFolder(out)
-        self._array = array
+        request = read_script_request(text, options)
+        name = request.options.get("job-name") or name
+        job = LocalJob(self._new_number(), name, request, text, self._world, self._settings)
+        holder = out or self._world.cwd
+        pool = open_pool(job.gpus, self._settings.stand_in, self._world, holder, share=self._settings.share_gpus)
+        array = LocalArray(job, pool, self._tell, self._lock, self.run_folder)
+        self.rows = array.rows
+        _check(array, self._tell, share=self._settings.share_gpus)
+        try:
+            job.folder.mkdir(mode=0o700)
+        except OSError as error:
+            what = f"cannot create a folder for the emulation in {job.folder.parent}"
+            raise BadInput(what, why=error.strerror, fix="export TMPDIR=/tmp") from error
         array.run()
-        return Submitted(str(array.job.job_id), None, tuple(row.index or 0 for row in array.rows))
+        self.run_folder = array.run_folder
+        return Submitted(str(job.job_id), None, tuple(row.index or 0 for row in array.rows))
 
-    @property
-    def rows(self) -> tuple[TaskRow, ...]:
-        """The tasks of the array."""
-        return () if self._array is None else tuple(self._array.rows)
-
-    @property
-    def run_folder(self) -> RunFolder | None:
-        """The run folder of the array; None: no task has named it."""
-        return None if self._array is None else self._array.run_folder
+    def _new_number(self) -> int:
+        """Return a job number that is new in the run folder: the time in seconds, so that it grows as Slurm's do."""
+        number = self._world.clock.now_ms() // 1000
+        if self.run_folder is not None:
+            while records.rows_in(self.run_folder.path, str(number)).exists():
+                number += 1
+        return number
 
     def states(self, job: Submitted) -> JobStates:
         """Return the states of the tasks."""
         return JobStates({row.index or 0: str(row.state) for row in self.rows})
 
-    def queue(self, run: Path, job_ids: Collection[str], merge_job_id: str | None) -> Queue:
-        """Return how many tasks wait and run now."""
-        if self._array is None or str(self._array.job.job_id) not in job_ids:
-            return Queue()
-        states = Counter(row.state for row in self.rows)
-        jobs = tuple(job_ids) if states.keys() & UNFINISHED else ()
-        return Queue(True, jobs, states[records.PENDING], states[records.RUNNING])
-
-    def ends(self, job: Submitted, states: JobStates, run: RunFolder) -> tuple[TaskOutcome, ...]:
+    def ends(self, job: Submitted, states: JobStates, run: RunFolder) -> Sequence[TaskOutcome]:
         """Return how each task ended."""
         for row in self.rows:
             row.worked = row.state != COMPLETED and finished_all_chunks(run, job.job_id, row.index)
@@ -140,6 +141,34 @@ class LocalMachine:
         """Return the command that stops the process which runs the array."""
         return shlex.join(["kill", str(self._world.pid)])
 
+    def finish(self, job: Submitted) -> Emulation:
+        """Merge the results of a job that has ended, and decide on the verdict."""
+        stop = self._world.stop
+        run = self.run_folder
+        out = None if run is None else run.path
+        if stop.cut_short_by is not None:
+            return Emulation(128 + stop.cut_short_by, "stopped", job.job_id, self.rows, out, None)
+
+        merged = None
+        if run is None:
+            verdict = verdict_of(self.rows)
+            self._tell("not merged: no badcjobs run has started, so the run folder is not known")
+        else:
+            verdict = verdict_of(self.ends(job, self.states(job), run))
+            if any(run.tasks.glob("*.sqlite")):
+                if signal.getsignal(signal.SIGINT) == stop.receive:
+                    signal.signal(signal.SIGINT, signal.default_int_handler)  # a merge may be interrupted at any moment
+                merged = finish_job(MergeOrder([run.path], run.job_database), self._world.clock)
+                if merged.summary.verdict != "done":  # else an earlier job did all chunks, although these tasks failed
+                    verdict = merged.summary.verdict
+            elif verdict != "done" and stop.ended_by is None:
+                raise no_task_started(job.job_id, self.rows, then="the same command")
+
+        code = int(EXIT_CODES[verdict])
+        if code and stop.ended_by is signal.SIGINT:
+            code = 128 + signal.SIGINT
+        return Emulation(code, verdict, job.job_id, self.rows, out, merged)
+
 
 def emulate_order(order: ArrayOrder, settings: LocalSettings, world: World, tell: Tell) -> Emulation:
     """Run an array to its end and merge its results."""
@@ -147,19 +176,17 @@ def emulate_order(order: ArrayOrder, settings: LocalSettings, world: World, tell
     command = records.with_words(repeated, *settings.options)
     with run_folder_locks(command, again=settings.again) as lock:
         machine = LocalMachine(settings, world, tell, lock)
-        return _merge_and_judge(machine, machine.submit(order), world, tell)
+        return machine.finish(machine.submit(order))
 
 
 def emulate_script(order: ScriptOrder, settings: LocalSettings, world: World, tell: Tell) -> Emulation:
     """Run a user's job script to its end; merge the results in the run folder that its tasks name."""
     text = read_user_script(order, world)
     command = _command_of(order, settings, world)
-    place = order.out or world.cwd / order.script
     own_world = replace(world, environ={**world.environ, **order.variables})
     with run_folder_locks(command, again=settings.again) as lock:
         machine = LocalMachine(settings, own_world, tell, lock)
-        job = machine.run_script(text, order.script.name, order.options, order.out, place)
-        return _merge_and_judge(machine, job, world, tell)
+        return machine.finish(machine.run_script(text, order.script.name, order.options, order.out))
 
 
 def read_user_script(order: ScriptOrder, world: World) -> str:
@@ -205,70 +232,25 @@ def script_of(order: ArrayOrder) -> str:
     return batch_text(options, [*order.setup, f"exec {shlex.join([*PROGRAM, *order.run_arguments])}"])
 
 
-def new_array(
-    script: str,
-    name: str,
-    options: Sequence[str],
-    settings: LocalSettings,
-    world: World,
-    tell: Tell,
-    place: Path,
-    lock: LockRun | None = None,
-) -> LocalArray:
-    """Prepare a job that runs a script as ``sbatch OPTIONS SCRIPT`` would.
-
-    ``place``: the run folder or the script, which device locks show to other runs. ``lock`` locks the run folder that
-    the first task names.
-    """
-    request = read_request(script, options)
-    pool = open_pool(request.gpus, settings.stand_in, world, place, share=settings.share_gpus)
-    job_id, folder = _new_job(world, place / "logs")
-    job = LocalJob(job_id, request.given.get("job-name") or name, request, script, world, folder)
-    try:
-        array = LocalArray(job, pool, settings, tell, lock)
-        _check(job, array.rows[0].log.parent, pool, tell)
-    except BaseException:
-        folder.rmdir()
-        raise
-    return array
-
-
-def _check(job: LocalJob, logs: Path, pool: DevicePool, tell: Tell) -> None:
+def _check(array: LocalArray, tell: Tell, *, share: bool) -> None:
     """Refuse a missing log folder; print what this machine cannot provide."""
+    job = array.job
+    logs = array.rows[0].log.parent
     if not logs.is_dir():
         raise BadInput(
             f"the folder of the logs does not exist: {logs}",
             why="Slurm does not create it: every task would fail without a message",
             fix=shell_line("mkdir", "-p", logs),
         )
-    request = job.request
-    cores = job.world.cores
-    tasks = len(request.indices)
+    tasks = len(array.rows)
     tell(f"job {job.job_id}: {count(tasks, 'task')} on this machine, logs in {logs}")
-    parallel = min(tasks, request.parallel or (tasks if pool.share else 1))
-    room = cores // job.cores
-    of_cores = f"each task asks for {request.cores} cores, and this machine has {cores}"
-    if (pool.share or not request.gpus) and parallel > room:
-        tell(f"{of_cores}: at most {room} at a time")
-    elif request.cores > cores:
+    cores = job.request.asked.cpus or 1
+    of_cores = f"each task asks for {cores} cores, and this machine has {job.world.cores}"
+    parallel = min(tasks, job.parallel or (tasks if share else 1))
+    if array.most_at_a_time < parallel:
+        tell(f"{of_cores}: at most {array.most_at_a_time} at a time")
+    elif job.cores < cores:
         tell(of_cores)
-
-
-def _new_job(world: World, logs: Path) -> tuple[int, Path]:
-    """Return a job number that is new in the run folder, and a folder for the job.
-
-    The number is the time in seconds, so that it grows, as Slurm's numbers do.
-    """
-    number = world.clock.now_ms() // 1000
-    while (logs / f"{number}.json").exists():
-        number += 1
-    parent = world.environ.get("TMPDIR") or tempfile.gettempdir()
-    try:
-        return number, Path(tempfile.mkdtemp(prefix=f"slurm-emulation-{number}-", dir=parent))
-    except OSError as error:
-        raise BadInput(
-            f"cannot create a folder for the emulation in {parent}", why=error.strerror, fix="export TMPDIR=/tmp"
-        ) from error
 
 
 def _command_of(order: ScriptOrder, settings: LocalSettings, world: World) -> tuple[str, ...]:
@@ -300,12 +282,8 @@ def run_folder_locks(command: Sequence[str], *, again: bool) -> Iterator[LockRun
             locks.enter_context(undo_on_error(out))
             with folder_lock(out):
                 check_writable(out)
-                sure = _refuse_if_slurm_has_job(out, again=again)
+                _refuse_if_slurm_has_job(out, again=again)
                 locks.enter_context(emulation_lock(out, command))
-                intent = records.read_intent(out)
-                if sure and intent is not None and not intent[1].is_of(records.read_record(out)):
-                    # Slurm has just answered that it has no array of this interrupted submit.
-                    records.forget_intent(out)
 
         yield lock
 
@@ -316,18 +294,15 @@ def check_run_folder(out: Path, *, again: bool) -> None:
     refuse_during_emulation(out)
 
 
-def _refuse_if_slurm_has_job(out: Path, *, again: bool) -> bool:
-    """Refuse a run whose job is still in Slurm; without an answer of Slurm, ``again`` means that it has ended.
-
-    Return whether Slurm has answered that it has no array of this run that is not recorded.
-    """
+def _refuse_if_slurm_has_job(out: Path, *, again: bool) -> None:
+    """Refuse a run whose job is still in Slurm; without an answer of Slurm, ``again`` means that it has ended."""
     try:
         record = records.last_submission(out, query_number)
         if record is None or has_ended(Slurm().states(record.job)):
-            return record == records.read_record(out)  # else it was found by its script, and has ended
+            return
     except (NotHere, Unanswered) as error:
         if again:
-            return False
+            return
         raise BadInput(
             f"{out} may have a job in Slurm",
             why=f"both would process the same chunks, and it is not known whether it has ended: {error}",
@@ -338,33 +313,3 @@ def _refuse_if_slurm_has_job(out: Path, *, again: bool) -> bool:
         why="both would process the same chunks",
         fix=f"{Slurm().cancel_line(record.job)}   (or wait: the same command with --cluster slurm --wait)",
     )
-
-
-def _merge_and_judge(machine: LocalMachine, job: Submitted, world: World, tell: Tell) -> Emulation:
-    """Merge the results of a job that has ended, and decide on the verdict."""
-    run = machine.run_folder
-    stop = world.stop
-    out = None if run is None else run.path
-    if stop.cut_short_by is not None:
-        return Emulation(128 + stop.cut_short_by, "stopped", job.job_id, machine.rows, out, None)
-
-    merged = None
-    if run is None:
-        verdict = verdict_of(machine.rows)
-        tell("not merged: no badcjobs run has started, so the run folder is not known")
-    else:
-        ends = machine.ends(job, machine.states(job), run)
-        verdict = verdict_of(ends)
-        if any(run.tasks.glob("*.sqlite")):
-            if signal.getsignal(signal.SIGINT) == stop.receive:
-                signal.signal(signal.SIGINT, signal.default_int_handler)  # a merge may be interrupted at any moment
-            merged = finish_job(MergeOrder([run.path], run.job_database), world.clock)
-            if merged.summary.verdict != "done":  # else an earlier job did all chunks, although these tasks failed
-                verdict = merged.summary.verdict
-        elif verdict != "done" and stop.ended_by is None:
-            raise no_task_started(job.job_id, ends, then="the same command")
-
-    code = int(EXIT_CODES[verdict])
-    if code and stop.ended_by is signal.SIGINT:
-        code = 128 + signal.SIGINT
-    return Emulation(code, verdict, job.job_id, machine.rows, out, merged)

@@ -269,34 +269,43 @@ def try_parse(mistakes: Mistakes, read: Callable[..., T], *arguments: Any) -> T 
         return None
 
 
-def read_values(given: Options, mistakes: Mistakes) -> dict[str, Any]:
-    """Return the values of --array, --time and --signal; add wrong ones to ``mistakes`` instead."""
-    readers = {"array": parse_array, "time": parse_limit, "signal": parse_signal}
-    values = {}
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The options of a job and their values; None: not given."""
+
+    options: Options
+    asked: Asked = Asked()
+    array: ArraySpec | None = None
+    signal: EarlySignal | None = None
+
+
+def read_request(options: Options, mistakes: Mistakes) -> Request:
+    """Return what sbatch options request; wrong values are added to ``mistakes`` instead."""
+    readers: dict[str, Callable[[str], object]] = {"array": parse_array, "time": parse_limit, "signal": parse_signal}
+    values: dict[str, Any] = {}
     for name, read in readers.items():
-        if name not in given:
+        if name not in options:
             continue
         try:
-            values[name] = read(given[name])
+            values[name] = read(options[name])
         except ValueError as error:
             mistakes.append(str(error))
-    return values
-
-
-def read_asked(given: Options, values: Mapping[str, Any], mistakes: Mistakes) -> Asked:
-    """Return what sbatch options request; ``values`` are those of ``read_values``."""
-    fields: dict[str, Any] = {"account": given.get("account"), "exclusive": "exclusive" in given}
-    array = values.get("array")
+    array: ArraySpec | None = values.get("array")
+    fields: dict[str, Any] = {}
     if array is not None:
         fields["tasks"] = len(array.indices)
         fields["last_index"] = array.indices[-1]
-        fields["array"] = given["array"]
+        fields["array"] = options["array"]
         fields["array_range"] = suggest_range(array)
-    if "time" in values:
-        fields["time_s"] = values["time"]
-        fields["no_time_limit"] = values["time"] is None
-    size = try_parse(mistakes, _read_size, given)
-    return Asked(**fields, **(size or {}))
+    asked = Asked(
+        **fields,
+        **(try_parse(mistakes, _read_size, options) or {}),
+        time_s=values.get("time"),
+        no_time_limit=values.get("time", 0) is None,
+        exclusive="exclusive" in options,
+        account=options.get("account"),
+    )
+    return Request(options, asked, array, values.get("signal"))
 
 
 def _read_size(given: Options) -> dict[str, Any]:

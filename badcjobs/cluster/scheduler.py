@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from badcjobs.errors import BadInput
-from badcjobs.model import ArrayOrder, JobStates, Queue, Submitted
+from badcjobs.model import ArrayOrder, JobStates, Submitted
 from badcjobs.paths import RunFolder
-from badcjobs.seams import Clock
-from badcjobs.store import submission_record as records
 
 POLL_S = 30.0  # squeue loads the controller, which all users share
 COMPLETED = "COMPLETED"
@@ -69,10 +65,7 @@ class Scheduler(Protocol):
     def states(self, job: Submitted) -> JobStates:
         """Return the states of a job; an index that is missing has ended."""
 
-    def queue(self, run: Path, job_ids: Collection[str], merge_job_id: str | None) -> Queue:
-        """Return what waits and runs of these jobs of a run."""
-
-    def ends(self, job: Submitted, states: JobStates, run: RunFolder) -> tuple[TaskOutcome, ...]:
+    def ends(self, job: Submitted, states: JobStates, run: RunFolder) -> Sequence[TaskOutcome]:
         """Return how each task has ended; ``states``: what was seen of the job."""
 
     def cancel_line(self, job: Submitted) -> str:
@@ -82,33 +75,3 @@ class Scheduler(Protocol):
 def has_ended(states: JobStates) -> bool:
     """Say whether all tasks and the merge job have ended."""
     return UNFINISHED.isdisjoint([*states.array.values(), states.merge])
-
-
-class QueueReader:
-    """Asks a scheduler what it has of a run, at most every 30 s."""
-
-    def __init__(self, scheduler: Scheduler, clock: Clock) -> None:
-        self._scheduler = scheduler
-        self._clock = clock
-        self._question: object = None  # the last one
-        self._answer: Queue | None = None
-        self._ask_again_s = 0.0
-
-    def __call__(self, run: Path, job_ids: Iterable[str]) -> Queue | None:
-        """Return what waits and runs of the submitted job and of the jobs that wrote the task databases.
-
-        None: no job is known.
-        """
-        with suppress(OSError, ValueError, BadInput):
-            record = records.read_record(run)
-            submitted = Submitted("", None, ()) if record is None else record.job
-            numbers = {number for number in (submitted.job_id, *job_ids) if number.isdecimal()}
-            numbers -= {number for number in numbers if records.rows_in(run, number).exists()}  # emulated
-            now_s = self._clock.monotonic_s()
-            if (run, numbers, submitted) != self._question or now_s >= self._ask_again_s:
-                self._question = run, numbers, submitted
-                self._ask_again_s = now_s + POLL_S
-                merge_job_id = submitted.merge_job_id
-                self._answer = self._scheduler.queue(run, numbers, merge_job_id) if numbers else None
-            return self._answer
-        return None

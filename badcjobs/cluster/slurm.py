@@ -7,21 +7,22 @@ import os
 import re
 import shlex
 import sqlite3
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from badcjobs.cluster.array_script import WORK, NewTask, merge_script, write_array
 from badcjobs.cluster.outcomes import finished_all_chunks
-from badcjobs.cluster.scheduler import COMPLETED, FAILED, UNFINISHED, TaskOutcome
+from badcjobs.cluster.scheduler import COMPLETED, FAILED, POLL_S, UNFINISHED, TaskOutcome
 from badcjobs.devices import slurm_programs
 from badcjobs.devices.slurm_programs import Answer
-from badcjobs.errors import BadcjobsError, ExitCode, NotHere
+from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
 from badcjobs.masking import write_new_text
 from badcjobs.model import ArrayOrder, JobStates, Queue, Submitted
 from badcjobs.paths import RunFolder
-from badcjobs.seams import Environ, Unanswered
+from badcjobs.seams import Clock, Environ, Unanswered
+from badcjobs.store import submission_record as records
 from badcjobs.store.connect import open_sealed
 
 log = logging.getLogger(__name__)
@@ -89,14 +90,6 @@ class Slurm:
         """
         text = slurm_programs.list_states(",".join(filter(None, [job.job_id, job.merge_job_id])))
         return parse_states(text, job)
-
-    def queue(self, run: Path, job_ids: Collection[str], merge_job_id: str | None) -> Queue:
-        """Call squeue once for the jobs of the owner of a run folder; no answer is no error."""
-        try:
-            text = slurm_programs.list_queue(run.stat().st_uid)
-        except (NotHere, Unanswered):
-            return Queue(known=False)
-        return parse_queue(text, job_ids, merge_job_id)
 
     def ends(self, job: Submitted, states: JobStates, run: RunFolder) -> tuple[TaskOutcome, ...]:
         """Return how each task ended: by squeue, else sacct, else the verdict of its last attempt."""
@@ -202,30 +195,6 @@ def _index_of(name: str, job_id: str) -> int | None:
     return None
 
 
-def parse_queue(text: str, job_ids: Collection[str], merge_job_id: str | None) -> Queue:
-    """Parse the answer of squeue; other lines are other jobs, or a banner of the site."""
-    jobs = set()
-    reasons = []
-    running = 0
-    merge = None
-    for line in text.splitlines():
-        cells = line.strip().split("|")
-        if len(cells) != 3:
-            continue
-        number, state, reason = cells
-        if number == merge_job_id:
-            merge = number
-        if number not in job_ids:
-            continue
-        jobs.add(number)
-        if state == "PENDING":
-            reasons.append(reason)
-        else:
-            running += 1
-    unusual = sorted({*reasons} - _USUAL)
-    return Queue(True, tuple(sorted(jobs)), len(reasons), running, tuple(unusual), merge)
-
-
 def query_final_states(job: Submitted) -> dict[int, str]:
     """Return the final states by array index; empty without accounting, or if it does not answer."""
     try:
@@ -252,6 +221,70 @@ def _last_attempts(run: RunFolder, job_id: str) -> dict[int, tuple[str | None, i
                     state = _BY_VERDICT.get(verdict)
                 attempts[index] = state, exit_code
     return attempts
+
+
+# --- what waits and runs ----------------------------------------------------------------------------------------------
+
+
+class QueueReader:
+    """Asks squeue what it has of a run, at most every 30 s."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._question: object = None  # the last one
+        self._answer: Queue | None = None
+        self._ask_again_s = 0.0
+
+    def __call__(self, run: Path, job_ids: Iterable[str]) -> Queue | None:
+        """Return what waits and runs of the submitted job and of the jobs that wrote the task databases.
+
+        None: no job is known.
+        """
+        with suppress(OSError, ValueError, BadInput):
+            record = records.read_record(run)
+            submitted = Submitted("", None, ()) if record is None else record.job
+            numbers = {number for number in (submitted.job_id, *job_ids) if number.isdecimal()}
+            numbers -= {number for number in numbers if records.rows_in(run, number).exists()}  # emulated
+            now_s = self._clock.monotonic_s()
+            if (run, numbers, submitted) != self._question or now_s >= self._ask_again_s:
+                self._question = run, numbers, submitted
+                self._ask_again_s = now_s + POLL_S
+                self._answer = query_queue(run, numbers, submitted.merge_job_id) if numbers else None
+            return self._answer
+        return None
+
+
+def query_queue(run: Path, job_ids: Collection[str], merge_job_id: str | None) -> Queue:
+    """Call squeue once for the jobs of the owner of a run folder; no answer is no error."""
+    try:
+        text = slurm_programs.list_queue(run.stat().st_uid)
+    except (NotHere, Unanswered):
+        return Queue(known=False)
+    return parse_queue(text, job_ids, merge_job_id)
+
+
+def parse_queue(text: str, job_ids: Collection[str], merge_job_id: str | None) -> Queue:
+    """Parse the answer of squeue; other lines are other jobs, or a banner of the site."""
+    jobs = set()
+    reasons = []
+    running = 0
+    merge = None
+    for line in text.splitlines():
+        cells = line.strip().split("|")
+        if len(cells) != 3:
+            continue
+        number, state, reason = cells
+        if number == merge_job_id:
+            merge = number
+        if number not in job_ids:
+            continue
+        jobs.add(number)
+        if state == "PENDING":
+            reasons.append(reason)
+        else:
+            running += 1
+    unusual = sorted({*reasons} - _USUAL)
+    return Queue(True, tuple(sorted(jobs)), len(reasons), running, tuple(unusual), merge)
 
 
 # --- submit -----------------------------------------------------------------------------------------------------------

@@ -218,8 +218,7 @@ def _why_wrong(key: Key, value: str) -> str | None:
     mistakes: list[str] = []
     if key.name == "args":
         sbatch.try_parse(mistakes, shlex.split, value)
-    options = {key.name: value}
-    asked = sbatch.read_asked(options, sbatch.read_values(options, mistakes), mistakes)
+    asked = sbatch.read_request({key.name: value}, mistakes).asked
     if mistakes:
         return mistakes[0]
     if asked.array_range is not None:

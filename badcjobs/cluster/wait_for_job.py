@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from badcjobs.cluster.outcomes import DoneChunks, no_task_started, verdict_of
-from badcjobs.cluster.scheduler import COMPLETED, UNFINISHED, Scheduler, TaskOutcome, has_ended
+from badcjobs.cluster.outcomes import DoneChunks, Ends, no_task_started, verdict_of
+from badcjobs.cluster.scheduler import COMPLETED, UNFINISHED, Scheduler, has_ended
 from badcjobs.cluster.submit import Progress, SubmitResult
 from badcjobs.model import JobStates, Queue, Submitted
 from badcjobs.paths import RunFolder
@@ -69,7 +69,7 @@ def _ask_until_answered(scheduler: Scheduler, job: Submitted, clock: Clock, poll
 
 def evaluate_job(
     scheduler: Scheduler, result: SubmitResult, states: JobStates, clock: Clock, progress: Progress
-) -> tuple[Summary, str, tuple[TaskOutcome, ...]]:
+) -> tuple[Summary, str, Ends]:
     """Return the summary of the run, the verdict on this job and the ends of its tasks; merge if no merge job has."""
     folder = RunFolder(result.plan.order.out)
     if not any(folder.tasks.glob("*.sqlite")) and not folder.job_database.exists():

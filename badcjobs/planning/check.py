@@ -148,7 +148,7 @@ def _read_request(order: CheckOrder) -> tuple[BatchScript | None, Asked]:
         options["account"] = account
     options |= sbatch_options.read_options(sbatch_options.submit_words(submit))
     mistakes: list[str] = []
-    request = sbatch_options.read_asked(options, sbatch_options.read_values(options, mistakes), mistakes)
+    request = sbatch_options.read_request(options, mistakes).asked
     refuse(mistakes, "badcjobs check … --time 12:00:00 --mem 16G")
     if request.gpus_per_task == 0 and order.settings.cpu_workers:
         request = replace(request, gpus_per_task=None)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from badcjobs.cluster.sbatch_options import read_asked, read_options, submit_words
+from badcjobs.cluster.sbatch_options import read_options, read_request, submit_words
 from badcjobs.cluster.submit import ArrayPlan, plan_array
 from badcjobs.planning.bill import FASTEST, usual_request
 from badcjobs.planning.preflight_facts import Job
@@ -128,7 +128,7 @@ def bill_lines(resolved: ResolvedSubmit, environ: Environ, cwd: Path) -> list[st
     options = resolved.options
     gpus = 1 if options.gpus_per_task is None else options.gpus_per_task
     sbatch_words = submit_words(replace(options, gpus_per_task=gpus))
-    job = Job(read_asked(read_options(sbatch_words), {}, []), resolved.site, resolved.settings)
+    job = Job(read_request(read_options(sbatch_words), []).asked, resolved.site, resolved.settings)
     lines = []
     for remark in check_billing(with_needs(job, FASTEST, environ, cwd)):
         line = f"billing: {remark.text}"

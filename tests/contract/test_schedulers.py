@@ -100,12 +100,15 @@ def test_a_job_has_a_number_and_the_indices_of_its_order(bench):
     assert bench.job.job_id.isdecimal() and bench.job.indices == (1, 3, 5)
 
 
-def test_a_running_job_has_states_and_a_queue_and_other_jobs_are_not_counted(bench):
+def test_a_running_job_has_states(bench):
     assert bench.scheduler.states(bench.job).array == {1: "RUNNING", 3: "PENDING", 5: "PENDING"}
     assert not bench.has_ended()
-    queue = bench.scheduler.queue(bench.run.path, {bench.job.job_id}, None)
-    assert (queue.known, queue.jobs, queue.waiting, queue.running) == (True, (bench.job.job_id,), 2, 1)
-    other = bench.scheduler.queue(bench.run.path, {"4000"}, None)
+
+
+def test_a_job_of_slurm_has_a_queue_and_other_jobs_are_not_counted(slurm):
+    queue = cluster.query_queue(slurm.run.path, {slurm.job.job_id}, None)
+    assert (queue.known, queue.jobs, queue.waiting, queue.running) == (True, (slurm.job.job_id,), 2, 1)
+    other = cluster.query_queue(slurm.run.path, {"4000"}, None)
     assert (other.known, other.jobs, other.waiting, other.running) == (True, (), 0, 0)
 
 

@@ -48,12 +48,15 @@ class Place:
         world = World(self.environ, self.clock, self.stop, "here", os.getpid(), self.folder, 8)
         return known, world, self.said.append
 
+    def machine(self, **settings):
+        return cluster.LocalMachine(*self.here(**settings), lambda out: None)
+
     def run(self, *lines, options=(), **settings):
         self.said.clear()
         script = "\n".join(["#!/bin/sh", *lines, ""])
-        array = cluster.new_array(script, "job.sh", options, *self.here(**settings), self.folder / "run")
-        array.use_run_folder(self.folder / "run")
-        self.job_id, rows = str(array.job.job_id), array.run()
+        machine = self.machine(**settings)
+        self.job_id = machine.run_script(script, "job.sh", options, self.folder / "run").job_id
+        rows = machine.rows
         assert list(self.tmp.iterdir()) == [], "nothing stays in the machine's folder"
         assert not [process for process in psutil.process_iter() if self._is_ours(process)], "no one is left"
         return rows
@@ -243,16 +246,12 @@ def test_what_cannot_be_run_is_refused_or_fails_with_its_reason(place):
         place.run("true")
     place.environ["TMPDIR"] = str(place.tmp)
     assert list(place.tmp.iterdir()) == []
-    (place.folder / "run" / "logs").mkdir(parents=True)
-    given = (*place.here(), place.folder / "run")
     place.environ["PATH"] = "/no/such"
-    first = cluster.new_array("#!/bin/sh\n", "x", (), *given)
-    first.use_run_folder(place.folder / "run")
-    (row,) = first.run()
+    (row,) = place.run()
     assert (row.state, "No such file or directory: 'bash'" in row.note) == ("FAILED", True)
-    second = cluster.new_array("#!/bin/sh\n#SBATCH --mem=4G\n", "x", (), *given)
-    second.run()
-    assert second.job.job_id > first.job.job_id, "two jobs of the same second have different numbers"
+    first = place.job_id
+    place.run("#SBATCH --mem=4G")
+    assert place.job_id > first, "two jobs of the same second have different numbers"
 
 
 def test_their_scripts_ask_for_what_was_ordered(place, pages):
@@ -269,10 +268,11 @@ def test_their_scripts_ask_for_what_was_ordered(place, pages):
         said[f"{name}.txt"] = script = script_of(order)
         assert script == script_of(order)
         said[f"{name}-part.txt"] = script_of(replace(order, only=(3, 9), **less))
-        asked = cluster.read_request(script.replace("#SBATCH --exclusive\n", ""))
-        assert asked.array is not None
-        assert (asked.array.indices, asked.array.parallel, asked.gpus) == (order.indices, 4, 2)
-        assert (asked.cores, asked.asked.time_s, asked.asked.memory_gb_per_node) == (6, 5400, 12)
+        request = cluster.read_script_request(script.replace("#SBATCH --exclusive\n", ""))
+        assert request.array is not None
+        assert (request.array.indices, request.array.parallel) == (order.indices, 4)
+        asked = request.asked
+        assert (asked.gpus_per_task, asked.cpus, asked.time_s, asked.memory_gb_per_node) == (2, 6, 5400, 12)
     said["merge.txt"] = cluster.merge_script(order)
     said["merge-plain.txt"] = cluster.merge_script(replace(order, merge_account=None, extra_sbatch=()))
     job = Submitted("4821", "4822", order.indices)

@@ -72,11 +72,10 @@ def test_options_on_the_command_line_win_and_a_script_is_known_by_its_ending(pag
 
 def requested(text, *options):
     try:
-        found = cluster.read_request(text, options)
+        found = cluster.read_script_request(text, options)
     except BadInput as error:
         return str(error).splitlines()
-    more = {"gpus": found.gpus, "cores": found.cores, "indices": found.indices}
-    return {key: one for key, one in {**brief(found), **more}.items() if key != "given"}
+    return {key: one for key, one in brief(found).items() if key != "options"}
 
 
 def test_what_the_emulation_makes_of_a_request_and_what_it_refuses(pages):
