@@ -311,7 +311,7 @@ def _script_order(
         mistakes.append(f"{', '.join(lost)}: not with a job script, which has its own lines for this")
     if len(audio) > 1:
         mistakes.append(f"{len(audio)} sources: a job script takes one, such as a text file with the paths")
-    if options.parallel is not None and not any(word.startswith("--array=") for word in sbatch_words):
+    if options.parallel is not None and options.tasks is None:
         mistakes.append("--parallel needs --tasks if SOURCE is a job script")
     refuse(mistakes, "badcjobs guide local", f"{script} cannot be run like this")
     cwd = Path.cwd()

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from badcjobs.cluster.sbatch_options import batch_text, extra_options
+from badcjobs.cluster.sbatch_options import batch_text
 from badcjobs.errors import BadInput
 from badcjobs.masking import write_new_text
 from badcjobs.model import ArrayOrder
@@ -110,5 +110,5 @@ def _parameters(order: ArrayOrder) -> dict[str, Any]:
         ],
         # Since Slurm 22.05 a step does not inherit this from sbatch and would get one core.
         "srun_args": order.cpus and [f"--cpus-per-task={order.cpus}"],
-        "additional_parameters": {"array": order.spec, "requeue": True, **extra_options(order.extra_sbatch)},
+        "additional_parameters": {"array": order.spec, "requeue": True, **order.extra_sbatch},
     }

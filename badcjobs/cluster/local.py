@@ -20,7 +20,7 @@ from badcjobs.cluster.local_array import LocalArray, LockRun
 from badcjobs.cluster.local_devices import open_pool
 from badcjobs.cluster.local_task import LocalJob, LocalSettings, TaskRow
 from badcjobs.cluster.outcomes import EXIT_CODES, finished_all_chunks, no_task_started, verdict_of
-from badcjobs.cluster.sbatch_options import batch_text, extra_options
+from badcjobs.cluster.sbatch_options import batch_text
 from badcjobs.cluster.scheduler import COMPLETED, TaskOutcome, has_ended
 from badcjobs.cluster.slurm import Slurm, query_number
 from badcjobs.cluster.wait_for_job import Tell
@@ -227,7 +227,7 @@ def script_of(order: ArrayOrder) -> str:
         "signal": f"B:USR1@{order.warning_s}",
         "output": f"{str(order.logs).replace('%', '%%')}/%A_%a.out",
         "open-mode": "append",
-        **extra_options(order.extra_sbatch),
+        **order.extra_sbatch,
     }
     return batch_text(options, [*order.setup, f"exec {shlex.join([*PROGRAM, *order.run_arguments])}"])
 

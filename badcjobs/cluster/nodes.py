@@ -1,13 +1,13 @@
 """The GPUs of a cluster from one call of ``sinfo``: which are free, and where a job would start.
 
-``badcjobs cluster`` prints the result; ``badcjobs check`` uses the sizes of the nodes.
+``badcjobs cluster`` prints the result.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from badcjobs.report.text import wrap
 from badcjobs.seams import Environ, Unanswered
 from badcjobs.words import count, natural, plain
 
-# The suffix | separates values that fill their fields; the width is for versions of sinfo without suffixes.
+# The suffix | separates values that fill their fields; sinfo cuts a value that is wider.
 _FIELDS = {
     "NodeList": 100,
     "Partition": 100,
@@ -36,7 +36,6 @@ _FIELDS = {
 
 # A node in any other state, or with another mark, starts no job now: drained, down, reserved, completing, …
 _TAKING_JOBS = frozenset({"idle", "mixed", "planned"})
-_WORKING = _TAKING_JOBS | {"allocated", "completing"}
 _HARMLESS_MARKS = frozenset({"~", "#", "-"})  # powered down, powering up, planned for a later job
 Document = dict[str, Any]  # of ``badcjobs cluster --json``, or a part of it
 UNTYPED = "gpu"  # the kind of a GPU without a type
@@ -78,20 +77,12 @@ class Node:
     @property
     def why_not(self) -> str | None:
         """Why Slurm starts no job on it now; None: it does."""
-        if not self._is(_TAKING_JOBS):
+        base = self.state.rstrip("*~#!%$@^-")  # mixed- is a state with a mark
+        if base.lower() not in _TAKING_JOBS or not _HARMLESS_MARKS.issuperset(self.state[len(base) :]):
             return self.state
         if self.cores_idle == 0:
             return f"{self.state}, no core"
         return None if self.reachable else f"{self.state}, closed"
-
-    @property
-    def works(self) -> bool:
-        """Whether it runs jobs, also if it is full."""
-        return self._is(_WORKING)
-
-    def _is(self, states: frozenset[str]) -> bool:
-        base = self.state.rstrip("*~#!%$@^-")  # mixed- is a state with a mark
-        return base.lower() in states and _HARMLESS_MARKS.issuperset(self.state[len(base) :])
 
     def total(self, kind: str | None = None) -> int:
         return sum(count.total for count in self.of_kind(kind))
@@ -111,10 +102,13 @@ class Node:
 
 
 class Cluster(NamedTuple):
-    """All nodes and partitions, each once."""
+    """All nodes and partitions, each once and always in the same order; that of sinfo differs from call to call."""
 
-    nodes: tuple[Node, ...]
-    partitions: tuple[Partition, ...]
+    nodes: Sequence[Node]
+    partitions: Sequence[Partition]
+
+    def nodes_in(self, partition: str) -> list[Node]:
+        return [node for node in self.nodes if partition in node.partitions]
 
     def gpu_nodes(self, kind: str | None) -> list[Node]:
         return [node for node in self.nodes if node.total(kind)]
@@ -134,13 +128,11 @@ def query_sinfo(environ: Environ) -> str:
 
 def parse_sinfo(text: str) -> Cluster:
     """Parse the output of ``query_sinfo``; other lines are left out."""
+    lines = [line.split("|")[:-1] for line in text.splitlines()]
+    rows = [dict(zip(_FIELDS, map(str.strip, line), strict=True)) for line in lines if len(line) == len(_FIELDS)]
     partitions = {}
     nodes: dict[str, Node] = {}
-    for line in text.splitlines():
-        values = line.split("|")[:-1] if "|" in line else line.split()
-        if len(values) != len(_FIELDS):
-            continue  # a banner of the site
-        cells = dict(zip(_FIELDS, map(str.strip, values), strict=True))
+    for cells in sorted(rows, key=lambda cells: (not cells["Partition"].endswith("*"), cells["Partition"])):
         name = cells["Partition"]
         partition = Partition(name.rstrip("*"), name.endswith("*"), cells["Available"] == "up", cells["Time"])
         partitions[partition.name] = partition
@@ -150,7 +142,7 @@ def parse_sinfo(text: str) -> Cluster:
             both = (*before.partitions, *node.partitions)
             node = replace(node, partitions=both, reachable=before.reachable or node.reachable)
         nodes[node.name] = node
-    return _in_order(nodes.values(), partitions.values())
+    return Cluster(sorted(nodes.values(), key=lambda node: natural(node.name)), list(partitions.values()))
 
 
 def _parse_node(cells: Mapping[str, str], partition: Partition) -> Node:
@@ -168,17 +160,6 @@ def _parse_node(cells: Mapping[str, str], partition: Partition) -> Node:
         cores=int(counts[2]) if counts else None,
         memory_mib=int(memory) if memory.isdecimal() else None,
     )
-
-
-def _in_order(nodes: Iterable[Node], partitions: Iterable[Partition]) -> Cluster:
-    """Return a cluster whose order is always the same; that of sinfo differs from call to call."""
-    ordered = sorted(partitions, key=lambda partition: (not partition.default, partition.name))
-    rank = {partition.name: place for place, partition in enumerate(ordered)}
-    listed = []
-    for node in sorted(nodes, key=lambda node: natural(node.name)):
-        names = sorted(set(node.partitions), key=rank.__getitem__)
-        listed.append(replace(node, partitions=tuple(names)))
-    return Cluster(tuple(listed), tuple(ordered))
 
 
 def gpus_of_node(gres: str, gres_used: str) -> tuple[GpuCount, ...]:
@@ -225,11 +206,8 @@ def choose_best(cluster: Cluster, gpus: int, kind: str | None = None) -> Documen
     The best place is the fullest node with enough free GPUs, which leaves emptier nodes for larger jobs. Otherwise the
     job waits in the partition with the most free GPUs.
     """
-    members: dict[str, list[Node]] = {partition.name: [] for partition in cluster.partitions if partition.up}
-    for node in cluster.nodes:
-        for name in members.keys() & set(node.partitions):
-            members[name].append(node)
-    free = {name: sum_gpus(nodes, kind)["free"] for name, nodes in members.items()}
+    names = [partition.name for partition in cluster.partitions if partition.up]
+    free = {name: sum_gpus(cluster.nodes_in(name), kind)["free"] for name in names}
 
     fitting = [node for node in cluster.nodes if node.free(kind) >= gpus]
     if fitting:
@@ -238,7 +216,7 @@ def choose_best(cluster: Cluster, gpus: int, kind: str | None = None) -> Documen
         why = f"the fullest node with room: {node.free(kind)} of {node.total(kind)} free"
         return {"partition": partition, "node": node.name, "free": node.free(kind), "why": why}
 
-    large = [name for name, nodes in members.items() if any(node.total(kind) >= gpus for node in nodes)]
+    large = [name for name in names if any(node.total(kind) >= gpus for node in cluster.nodes_in(name))]
     if not large:
         return None
     partition = max(large, key=free.__getitem__)

@@ -83,13 +83,10 @@ def read_options(words: Sequence[str]) -> dict[str, str]:
 
 def submit_words(settings: SubmitSettings) -> list[str]:
     """Return the settings of ``badcjobs submit`` as options of sbatch; those of --sbatch come last and win."""
-    extra = [word for option in settings.sbatch for word in shlex.split(option)]
-    arrays = [word.removeprefix("--array=") for word in extra if word.startswith("--array=")]
-    array = arrays[0] if arrays else None
-    if array is None and settings.tasks is not None:
-        array = f"0-{settings.tasks - 1}"
-    if array is not None and settings.parallel is not None:
-        array = f"{array.partition('%')[0]}%{settings.parallel}"
+    array = None
+    if settings.tasks is not None:
+        limit = f"%{settings.parallel}" if settings.parallel else ""
+        array = f"0-{settings.tasks - 1}{limit}"
     own = {
         "array": array,
         "cpus-per-task": settings.cpus,
@@ -101,7 +98,7 @@ def submit_words(settings: SubmitSettings) -> list[str]:
     if settings.gpus_per_task is not None:  # replaces every way in which a script may ask for GPUs
         own |= {"gres": "", "gpus": "", "gpus-per-task": "", "gpus-per-node": settings.gpus_per_task}
     options = [f"--{name}={value}" for name, value in own.items() if value is not None]
-    return options + [word for word in extra if not word.startswith("--array=")]
+    return options + [word for option in settings.sbatch for word in shlex.split(option)]
 
 
 def extra_options(given: Sequence[str]) -> dict[str, str | bool]:
@@ -311,17 +308,17 @@ def read_request(options: Options, mistakes: Mistakes) -> Request:
 def _read_size(given: Options) -> dict[str, Any]:
     """Return nodes, GPUs, cores and memory."""
     nodes = _nodes(given) if "nodes" in given else None
-    processes = count_tasks(given) or 1  # of srun
+    processes = _count_processes(given)
     gpus, gpus_per_node = _read_gpus(given, nodes, processes)
 
     each = parse_positive(given, "cpus-per-task")
-    cpus = each and each * processes
+    cpus = each and each * (processes or 1)
     if "cpus-per-gpu" in given and gpus:
         cpus = (parse_positive(given, "cpus-per-gpu") or 0) * gpus
     # Without --nodes Slurm uses as many nodes as needed: only one process is certainly on one node.
     cpus_per_node = each
-    if nodes or processes == 1 or "ntasks-per-node" in given:
-        cpus_per_node = cpus and _ceil_div(cpus, nodes or 1)
+    if nodes or processes in (None, 1) or "ntasks-per-node" in given:
+        cpus_per_node = cpus and math.ceil(cpus / (nodes or 1))
 
     memory_mib = None
     units = {"mem": 1, "mem-per-gpu": gpus_per_node or gpus, "mem-per-cpu": cpus_per_node or 1}
@@ -338,39 +335,39 @@ def _read_size(given: Options) -> dict[str, Any]:
     }
 
 
-def _read_gpus(given: Options, nodes: int | None, processes: int) -> tuple[int | None, int | None]:
+def _read_gpus(given: Options, nodes: int | None, processes: int | None) -> tuple[int | None, int | None]:
     """Return the GPUs of a task on all its nodes, and the largest number on one node."""
-    gpus = count_gpus(given)
-    per_node = _gpus(given, "gres") or _gpus(given, "gpus-per-node")
-    if not gpus and ("exclusive" in given or "tres-per-task" in given):  # a complete node includes its GPUs
-        return None, None
-    if not gpus:
-        return 0, per_node
-    if "gpus" not in given and "gpus-per-task" not in given:
-        return gpus * (nodes or 1), gpus
-    if per_node:
-        return gpus, per_node
-    if "gpus-per-task" in given and processes == 1:
-        return gpus, gpus
-    return gpus, _ceil_div(gpus, nodes) if nodes else None
-
-
-def _ceil_div(number: int, by: int) -> int:
-    return -(-number // by)
-
-
-def count_gpus(given: Options) -> int:
-    """Return the number of requested GPUs: of the job with --gpus or --gpus-per-task, else of each node."""
     total = _gpus(given, "gpus")
-    per_task = _gpus(given, "gpus-per-task")
-    if total or not per_task:
-        return total or _gpus(given, "gres") or _gpus(given, "gpus-per-node")
-    tasks = count_tasks(given)
-    if tasks is None and "nodes" in given:
-        tasks = _nodes(given)
-    if tasks is None:
-        raise ValueError(f"--gpus-per-task={per_task} needs --ntasks (or --gpus) as well")
-    return tasks * per_task
+    per_process = _gpus(given, "gpus-per-task")
+    per_node = _gpus(given, "gres") or _gpus(given, "gpus-per-node")
+    if per_process and not total:
+        count = processes or nodes
+        if count is None:
+            raise ValueError(f"--gpus-per-task={per_process} needs --ntasks (or --gpus) as well")
+        total = count * per_process
+    if total and per_node:
+        return total, per_node
+    if total and per_process and processes in (None, 1):
+        return total, total
+    if total:
+        return total, math.ceil(total / nodes) if nodes else None
+    if not per_node and ("exclusive" in given or "tres-per-task" in given):  # a complete node includes its GPUs
+        return None, None
+    return per_node * (nodes or 1), per_node
+
+
+def _count_processes(given: Options) -> int | None:
+    """Return how many processes srun would start; None: not specified."""
+    number = parse_positive(given, "ntasks")
+    if number is not None:
+        return number
+    per_node = parse_positive(given, "ntasks-per-node")
+    return None if per_node is None else per_node * _nodes(given)
+
+
+def _nodes(given: Options) -> int:
+    least = given.get("nodes", "").partition("-")[0]
+    return max(1, int(least)) if least.isdecimal() else 1
 
 
 def parse_gpus(text: str, *, gres: bool) -> list[tuple[str | None, int]]:
@@ -396,20 +393,6 @@ def _gpus(given: Options, name: str) -> int:
         return sum(number for _, number in parse_gpus(given.get(name, ""), gres=name == "gres"))
     except ValueError:
         raise ValueError(f"--{name}={given[name]} is not a number of GPUs") from None
-
-
-def count_tasks(given: Options) -> int | None:
-    """Return how many processes srun would start; None: not specified."""
-    tasks = parse_positive(given, "ntasks")
-    if tasks is not None:
-        return tasks
-    per_node = parse_positive(given, "ntasks-per-node")
-    return None if per_node is None else per_node * _nodes(given)
-
-
-def _nodes(given: Options) -> int:
-    least = given.get("nodes", "").partition("-")[0]
-    return max(1, int(least)) if least.isdecimal() else 1
 
 
 def parse_positive(given: Options, name: str) -> int | None:

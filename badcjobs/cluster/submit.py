@@ -8,7 +8,7 @@ makes the scripts and calls sbatch; ``wait_for_job.py`` waits for the job.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +21,6 @@ from badcjobs.errors import BadcjobsError, BadInput
 from badcjobs.masking import mask_words
 from badcjobs.model import ArrayOrder, ArrayShape, PlaceCounts, Submitted, default_cpus, default_mem
 from badcjobs.paths import RunFolder, shell_line
-from badcjobs.project import is_config_file
 from badcjobs.report.completeness import open_placed_sources
 from badcjobs.report.job import summarize_database
 from badcjobs.report.summary import Summary
@@ -102,6 +101,7 @@ def plan_array(
         survey.listed,
         out=out,
         run_arguments=run_arguments,
+        cpu_workers=settings.cpu_workers,
         mistakes=mistakes,
     )
     if frozen is not None:
@@ -159,58 +159,52 @@ def make_order(
     *,
     out: Path,
     run_arguments: Sequence[str],
+    cpu_workers: int = 0,
     mistakes: Sequence[str] = (),
 ) -> ArrayOrder:
     """Return the order; all mistakes are in one message, with those that were found earlier in the same command.
+
     ``frozen``: run.toml of the run; ``listed``: the number of manifests in a list of manifests.
     """
     wrong = list(mistakes)
     more = _read_extra_options(options, wrong)
-    array = more.pop("array", None)
     name = str(more.pop("job-name", "badcjobs"))
-    spec = None if array is None else sbatch.try_parse(wrong, sbatch.parse_array, str(array))
-    shape = _choose_shape(options, spec, frozen, listed)
-    wrong += _array_mistakes(options, array, spec, shape, frozen, listed)
+    shape, spec = _read_array(options, more.pop("array", None), frozen, listed, wrong)
     time_min = _read_minutes("time", options.time or "12:00:00", wrong)
     merge_time_min = _read_minutes("merge_time", options.merge_time or "1:00:00", wrong)
-    if _lacks_gpus(options, run_arguments):
+    if options.gpus_per_task == 0 and not cpu_workers and not any(map(_ASKS_FOR_GPUS.match, options.sbatch)):
         wrong.append("--gpus-per-task 0: a task without a GPU needs -- --cpu-workers 2, or it cannot start")
     refuse(wrong, "badcjobs submit --help", "these options cannot be used")
 
-    order = _order_of(options, out, run_arguments)
-    if spec is not None:
-        only = spec.indices if len(spec.indices) != shape.count else ()
-        order = replace(order, only=only, parallel=options.parallel or spec.parallel)
-    return replace(
-        order,
-        tasks=shape.count,
-        first=shape.first,
-        step=shape.step,
-        time_min=time_min,
-        warning_s=min(_WARNING_S, max(_SHORTEST_WARNING_S, time_min * 60 // 4)),
-        extra_sbatch=tuple(f"--{key}" if value is True else f"--{key}={value}" for key, value in more.items()),
-        name=name,
-        merge_time_min=merge_time_min,
-    )
-
-
-def _order_of(options: SubmitSettings, out: Path, run_arguments: Sequence[str]) -> ArrayOrder:
-    """Return an order of one task, with what the options say by themselves."""
     gpus = 1 if options.gpus_per_task is None else options.gpus_per_task
+    only: tuple[int, ...] = ()
+    parallel = options.parallel
+    if spec is not None:
+        parallel = parallel or spec.parallel
+        if len(spec.indices) != shape.count:
+            only = spec.indices
     return ArrayOrder(
         out=out,
         run_arguments=tuple(run_arguments),
-        tasks=1,
-        parallel=options.parallel,
+        tasks=shape.count,
+        first=shape.first,
+        step=shape.step,
+        only=only,
+        parallel=parallel,
         gpus_per_task=gpus,
         cpus=options.cpus or default_cpus(gpus),
         mem=_memory(options.mem) or default_mem(gpus),
+        time_min=time_min,
+        warning_s=min(_WARNING_S, max(_SHORTEST_WARNING_S, time_min * 60 // 4)),
         requeues=options.requeues,
         account=options.account,
         constraint=options.constraint,
+        name=name,
+        extra_sbatch=more,
         setup=options.setup,
         merge_account=options.merge_account,
         merge_mem=_memory(options.merge_mem) or "4G",
+        merge_time_min=merge_time_min,
     )
 
 
@@ -241,58 +235,41 @@ def _place(key: str) -> str:
     return setting.option if setting.heading else f"[submit] {key} ="
 
 
-def _lacks_gpus(options: SubmitSettings, run_arguments: Sequence[str]) -> bool:
-    """Say whether the tasks have no GPU and cannot start without; --simulate only replaces granted GPUs."""
-    if options.gpus_per_task != 0 or any(map(_ASKS_FOR_GPUS.match, options.sbatch)):
-        return False
-    for argument in run_arguments:
-        name, _, value = argument.partition("=")
-        if name == "--cpu-workers" and value != "0":
-            return False
-        if name == "--config" and is_config_file(value):  # it may set cpu_workers
-            return False
-    return True
-
-
 def _memory(text: str | None) -> str | None:
     """Return an amount of memory as sbatch and the emulation accept it: 16GB becomes 16G."""
     return text and text.upper().removesuffix("B")
 
 
-def _choose_shape(
-    options: SubmitSettings, spec: sbatch.ArraySpec | None, frozen: FrozenRun | None, listed: int | None
-) -> ArrayShape:
-    """Return the shape of the array: that of the run, else of --array, else of the number of tasks or manifests."""
-    if frozen is not None and frozen.array is not None:
-        return frozen.array
-    if spec is not None:
-        return ArrayShape(spec.indices[0], spec.step, len(spec.indices))
-    return ArrayShape(0, 1, max(options.tasks or listed or 1, 1))
+def _read_array(
+    options: SubmitSettings, array: str | bool | None, frozen: FrozenRun | None, listed: int | None, wrong: list[str]
+) -> tuple[ArrayShape, sbatch.ArraySpec | None]:
+    """Return the shape of the array, and the indices that --sbatch=--array names.
 
-
-def _array_mistakes(
-    options: SubmitSettings,
-    array: str | bool | None,
-    spec: sbatch.ArraySpec | None,
-    shape: ArrayShape,
-    frozen: FrozenRun | None,
-    listed: int | None,
-) -> Iterator[str]:
-    """Yield what is wrong with the array; ``array`` is the value of --sbatch=--array."""
-    has_begun = frozen is not None and frozen.array is not None
+    The shape is that of the run, else of these indices, else of the number of tasks or manifests.
+    """
+    spec = None if array is None else sbatch.try_parse(wrong, sbatch.parse_array, str(array))
     given = f"--sbatch=--array={array}"
-    if spec is not None and any(shape.position_of(index) is None for index in spec.indices):
-        if has_begun:
-            yield f"{given}: not in this run's array {shape}"
-        else:
-            instead = f"--sbatch=--array={sbatch.suggest_range(spec)}"
-            yield f"{given}: a new run needs a range, because Slurm does not pass a list to its tasks: {instead}"
+    if frozen is not None and frozen.array is not None:
+        shape = frozen.array
+        if spec is not None and any(shape.position_of(index) is None for index in spec.indices):
+            wrong.append(f"{given}: not in this run's array {shape}")
+    elif spec is not None:
+        shape = ArrayShape(spec.indices[0], spec.step, len(spec.indices))
+        instead = sbatch.suggest_range(spec)
+        if instead is not None:
+            why = "because Slurm does not pass a list to its tasks"
+            wrong.append(f"{given}: a new run needs a range, {why}: --sbatch=--array={instead}")
+    else:
+        shape = ArrayShape(0, 1, max(options.tasks or listed or 1, 1))
+
     if options.tasks not in (None, shape.count):
-        yield f"--tasks {options.tasks}, but the array of this run has {shape.count} ({shape}): --tasks {shape.count}"
-    if frozen is not None and not has_begun:
-        yield "this run was started without an array; use another --out, or badcjobs run without Slurm"
+        has_array = f"the array of this run has {shape.count} ({shape})"
+        wrong.append(f"--tasks {options.tasks}, but {has_array}: --tasks {shape.count}")
+    if frozen is not None and frozen.array is None:
+        wrong.append("this run was started without an array; use another --out, or badcjobs run without Slurm")
     if listed is not None and shape.count != listed:
-        yield f"the list names {listed} manifests, one for each task: --tasks {listed}"
+        wrong.append(f"the list names {listed} manifests, one for each task: --tasks {listed}")
+    return shape, spec
 
 
 # --- from the order to a job that Slurm has -------------------------------------------------------------------------

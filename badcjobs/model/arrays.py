@@ -230,7 +230,7 @@ class ArrayOrder:
     requeues: int = 10  # how often a task that stopped with work left is started again
     account: str | None = None
     constraint: str | None = None
-    extra_sbatch: tuple[str, ...] = ()  # more sbatch options for the array: "--qos=high"
+    extra_sbatch: Mapping[str, str | bool] = field(default_factory=dict)  # more sbatch options; True: a flag
     name: str = "badcjobs"
     setup: tuple[str, ...] = ()  # shell lines before the work: "module load gcc cuda"
     merge_account: str | None = None  # None: that of the array
@@ -253,12 +253,9 @@ class ArrayOrder:
         return indices if self.parallel is None else f"{indices}%{self.parallel}"
 
     @property
-    def partition(self) -> str | None:
+    def partition(self) -> str | bool | None:
         """The partition that the options of sbatch name; the merge job also runs there."""
-        for option in self.extra_sbatch:
-            if option.startswith("--partition="):
-                return option.removeprefix("--partition=")
-        return None
+        return self.extra_sbatch.get("partition")
 
     @property
     def logs(self) -> Path:

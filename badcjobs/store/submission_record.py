@@ -146,7 +146,7 @@ def asked_of(order: ArrayOrder) -> Document:
         "--time": order.time_min,
         "--account": order.account,
         "--constraint": order.constraint,
-        "--sbatch": list(order.extra_sbatch),
+        "--sbatch": [f"--{key}" if value is True else f"--{key}={value}" for key, value in order.extra_sbatch.items()],
         "--sbatch=--job-name": order.name,
         "submit.setup": mask_words(order.setup),
         "submit.requeues": order.requeues,

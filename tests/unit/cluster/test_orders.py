@@ -25,7 +25,6 @@ from support.badcjobs_program import MANIFEST_HEADER
 from support.brief import page
 
 RUN = ("run", "/data/m.csv", "--out=/scratch/july", "--engine=demo")
-ON_CPU = (*RUN, "--cpu-workers=1")
 
 
 @st.composite
@@ -94,7 +93,7 @@ def test_every_value_that_sbatch_refuses_is_refused_with_its_text(pages):
     pages({"values.txt": page(said)})
 
 
-def order(known="", run=RUN, out=Path("/scratch/july"), **wishes):
+def order(known="", run=RUN, out=Path("/scratch/july"), cpu_workers=0, **wishes):
     """Make an order for what is known of a run: an array, or so many manifests."""
     frozen, listed = None, None
     if known.endswith("manifests"):
@@ -103,7 +102,7 @@ def order(known="", run=RUN, out=Path("/scratch/july"), **wishes):
         begun = None if known == "no array" else parse_array(known)
         frozen = FrozenRun({}, begun and ArrayShape(begun.indices[0], begun.step, len(begun.indices)))
     options = Project().make(SubmitSettings, wishes, "submit")
-    return make_order(options, frozen, listed, out=out, run_arguments=run)
+    return make_order(options, frozen, listed, out=out, run_arguments=run, cpu_workers=cpu_workers)
 
 
 def read_wishes(text):
@@ -114,7 +113,7 @@ def read_wishes(text):
         elif key == "run":
             wishes[key] = ("run", *value.split())
         else:
-            number = key in ("tasks", "parallel", "cpus", "gpus_per_task", "requeues")
+            number = key in ("tasks", "parallel", "cpus", "gpus_per_task", "requeues", "cpu_workers")
             wishes[key] = Path(value) if key == "out" else int(value) if number else value
     return wishes
 
@@ -171,11 +170,11 @@ def test_the_command_names_only_what_was_wished_for_and_what_differs_has_both_va
     requeues=st.integers(0, 12),
 )  # fmt: skip
 def test_the_command_asks_for_the_same_order(**wishes):
-    first = order(run=ON_CPU, **wishes)
+    first = order(cpu_workers=1, **wishes)
     words = submit_command("slurm", RUN, asked_of(first))[5:-2]
     settings = [word.removeprefix("--config=submit.").removeprefix("--") for word in words]
     named = (f"{name.replace('-', '_')}={value}" for name, _, value in (one.partition("=") for one in settings))
-    again = order(run=ON_CPU, **read_wishes(shlex.join(named)))
+    again = order(cpu_workers=1, **read_wishes(shlex.join(named)))
     assert again == first and differences(asked_of(first), asked_of(again)) == []
 
 

@@ -259,10 +259,10 @@ def test_their_scripts_ask_for_what_was_ordered(place, pages):
     order = ArrayOrder(
         out=out, run_arguments=("run", "/data/manifest.csv", "--out", str(out), "--engine", "demo"), tasks=5, first=1,
         step=2, parallel=4, gpus_per_task=2, cpus=6, mem="12G", time_min=90, warning_s=60, account="st-x-1-gpu",
-        constraint="v100", merge_account="st-x-1", extra_sbatch=("--qos=high", "--exclusive", "--partition=gpu"),
+        constraint="v100", merge_account="st-x-1", extra_sbatch={"qos": "high", "exclusive": True, "partition": "gpu"},
         setup=("module load gcc cuda",),
     )  # fmt: skip
-    less = {"gpus_per_task": 0, "cpus": None, "account": None, "constraint": None, "extra_sbatch": ()}
+    less = {"gpus_per_task": 0, "cpus": None, "account": None, "constraint": None, "extra_sbatch": {}}
     said = {}
     for name, script_of in schedulers.items():
         said[f"{name}.txt"] = script = script_of(order)
@@ -274,7 +274,7 @@ def test_their_scripts_ask_for_what_was_ordered(place, pages):
         asked = request.asked
         assert (asked.gpus_per_task, asked.cpus, asked.time_s, asked.memory_gb_per_node) == (2, 6, 5400, 12)
     said["merge.txt"] = cluster.merge_script(order)
-    said["merge-plain.txt"] = cluster.merge_script(replace(order, merge_account=None, extra_sbatch=()))
+    said["merge-plain.txt"] = cluster.merge_script(replace(order, merge_account=None, extra_sbatch={}))
     job = Submitted("4821", "4822", order.indices)
     said["lines.txt"] = cluster.Slurm().cancel_line(job)
     assert [*place.folder.iterdir()] == [place.tmp], "nothing is written"

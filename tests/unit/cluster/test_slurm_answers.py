@@ -240,7 +240,6 @@ def test_the_table_its_advice_and_where_a_job_fits_best(pages):
             assert name == "long names" or max(map(len, texts)) <= width, name
         if name in ("recorded", "several nodes", "of a kind"):
             said[f"{name.replace(' ', '-')}.json"] = pretty({key: view[key] for key in view if key != "nodes"})
-    assert parse_sinfo(RECORDED.replace("|", "   ")) == parse_sinfo(RECORDED), "an older sinfo knows no suffix"
     said["nodes.json"] = pretty(describe(parse_sinfo(RECORDED), 2, None)["nodes"][:4])
 
     def best(text, gpus, kind=None):
@@ -266,8 +265,7 @@ def test_cells_and_states_are_understood_whatever_their_form(pages):
         cells[cell] = [f"{one.kind}: {one.used} of {one.total} used" for one in found.gpus]
     for state in NODE_STATES.split():
         (found,) = parse_sinfo(node("n1", state=state)).nodes
-        words = ["works" if found.works else "does not work", f"{found.free()} free", found.why_not]
-        states[state] = [*words, "takes jobs" if found.why_not is None else "takes none"]
+        states[state] = [f"{found.free()} free", found.why_not, "takes jobs" if found.why_not is None else "takes none"]
     nodes = {name: [[one, one.why_not, one.free()] for one in parse_sinfo(text).nodes] for name, text in NODES.items()}
     pages({"cells.txt": page(cells), "states.txt": page(states), "nodes.txt": page(nodes)})
 

@@ -23,10 +23,10 @@ def test_an_array_knows_its_indices_and_their_positions(first, step, count):
 
 
 def test_an_order_says_what_sbatch_is_given():
-    order = ArrayOrder(Path("/out"), (), tasks=4, extra_sbatch=("--qos=high", "--partition=gpu", "--partition=x"))
+    order = ArrayOrder(Path("/out"), (), tasks=4, extra_sbatch={"qos": "high", "partition": "gpu"})
     assert (order.spec, order.partition, str(order.logs)) == ("0-3", "gpu", "/out/logs")
     assert replace(order, parallel=2, step=3).spec == "0-9:3%2"
-    again = replace(order, only=(1, 3), parallel=1, extra_sbatch=())
+    again = replace(order, only=(1, 3), parallel=1, extra_sbatch={})
     assert (again.spec, again.indices, again.partition) == ("1,3%1", (1, 3), None)
     assert [model.default_cpus(n) for n in (0, 1, 4)] == [2, 2, 8]
     assert [model.default_mem(n) for n in (0, 1, 4)] == ["7G", "7G", "27G"]
