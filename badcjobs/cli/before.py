@@ -169,10 +169,12 @@ def _with_source(
 
 def _after_check(order: CheckOrder, out: str | None, *, on_line: bool) -> Sequence[str | Path]:
     """Return the command that submits or runs what was checked; ``on_line``: the line has options of submit."""
+    from badcjobs.cluster.job_script import script_variables
+
     source = order.settings.source
     if order.script is not None:
-        values = {"SOURCE": "".join(source[:1]), "OUT": out, "BADCJOBS_ARGS": " ".join(order.run_words)}
-        variables = [f"{name}={value}" for name, value in values.items() if value]
+        values = script_variables(next(iter(source), None), out, order.run_words)
+        variables = [f"{name}={value}" for name, value in values.items()]
         env = ["env", *variables] if variables else []
         return *env, "sbatch", Path(order.script)
     new = [] if out else [f"--out=runs/{Path(source[0]).stem}"]

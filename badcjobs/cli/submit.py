@@ -45,9 +45,8 @@ from badcjobs.cluster import local as emulation
 from badcjobs.cluster.array_script import array_script, merge_script
 from badcjobs.cluster.job_script import is_job_script
 from badcjobs.cluster.local_task import LocalSettings
-from badcjobs.cluster.outcomes import EXIT_CODES, Ends, end_lines, headline
 from badcjobs.cluster.sbatch_options import submit_words
-from badcjobs.cluster.scheduler import POLL_S, has_ended
+from badcjobs.cluster.scheduler import EXIT_CODES, POLL_S, Ends, end_lines, has_ended, headline
 from badcjobs.cluster.slurm import Slurm
 from badcjobs.cluster.submit import SubmitResult, find_record, plan_what_is_left, submit_or_find
 from badcjobs.cluster.wait_for_job import evaluate_job, follow

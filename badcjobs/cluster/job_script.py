@@ -21,6 +21,7 @@ from badcjobs.paths import shell_line
 from badcjobs.seams import Environ
 from badcjobs.settings import JOB_SCRIPTS, refuse
 
+ARGUMENTS = "BADCJOBS_ARGS"
 CONTAINERS = {"apptainer", "singularity", "docker", "podman", "podman-hpc", "shifter"}
 _LAUNCHERS = {*CONTAINERS, "srun", "python", "nohup"}
 
@@ -127,6 +128,15 @@ def is_job_script(source: str) -> bool:
     return source.endswith(JOB_SCRIPTS)
 
 
+def script_variables(source: str | None, out: str | Path | None, arguments: Words) -> dict[str, str]:
+    """Return the variables through which SOURCE, --out and options of run reach a script, as our templates read them.
+
+    The options are split at spaces.
+    """
+    variables = {"SOURCE": source, "OUT": out, ARGUMENTS: " ".join(arguments)}
+    return {name: str(value) for name, value in variables.items() if value}
+
+
 def read_text(script: Path, cwd: Path) -> str:
     """Return the text of a job script, with its own line ends."""
     try:
@@ -148,7 +158,7 @@ def read_script(text: str, name: str, environ: Environ, cwd: str, parse: Parser,
     request = sbatch.read_request(requested, wrong)
     test = f"sbatch --test-only {shell_line(Path(name))}   (shows the message of sbatch)"
 
-    reader = _Reader(readable, requested.get("chdir", ""), environ, cwd, parse)
+    reader = _Reader(readable, environ, cwd, parse, moves="chdir" in requested)
     for line in _LOGICAL_LINE.finditer(readable):
         number = readable.count("\n", 0, line.start()) + 1
         reader.read_line(number, re.sub(r"\s*\\\r?\n\s*", " ", line[0]).rstrip())
@@ -234,14 +244,14 @@ def _split(line: str) -> list[str]:
 class _Reader:
     """Reads the lines of a script in their order: assignments as our templates have them, and calls of badcjobs."""
 
-    def __init__(self, text: str, chdir: str, environ: Environ, cwd: str, parse: Parser) -> None:
+    def __init__(self, text: str, environ: Environ, cwd: str, parse: Parser, *, moves: bool) -> None:
         self.calls: list[Call] = []
         self.wrong_calls: list[Mistake] = []
         self.variables = {name: value for name, value in environ.items() if not name.startswith(_OF_THE_JOB)}
-        self.variables |= {"SLURM_SUBMIT_DIR": cwd, "PWD": posixpath.join(cwd, chdir)}
+        self.variables |= {"SLURM_SUBMIT_DIR": cwd, "PWD": cwd}
         self._arrays: dict[str, str] = {}
         self._text = text
-        self._folder = None if _MOVING.search(text) else chdir  # None: the script changes its folder
+        self._moves = moves or _MOVING.search(text) is not None  # then relative paths are not known
         self._parse = parse
 
     def read_line(self, number: int, line: str) -> None:
@@ -275,12 +285,22 @@ class _Reader:
         if launcher is not None and launcher not in _LAUNCHERS:
             return
         parsed = self._parse(words[at + 1 :])
-        if parsed.wrong is None and parsed.command is not None:
-            self.calls.append(self._call_of(Call(number, line, parsed.command, before), parsed))
-        # A variable may have the rest of an option, and a launcher an option of its own with the value badcjobs.
-        is_certain = not any(map(_is_unknown, words)) and (parsed.command or launcher is None)
-        if parsed.wrong is not None and is_certain:
-            self.wrong_calls.append(Mistake(f"line {number}: {parsed.wrong.text}", parsed.wrong.fix))
+        if parsed.wrong is not None:
+            # A variable may have the rest of an option, and a launcher an option of its own with the value badcjobs.
+            if not any(map(_is_unknown, words)) and (parsed.command or launcher is None):
+                self.wrong_calls.append(Mistake(f"line {number}: {parsed.wrong.text}", parsed.wrong.fix))
+        elif parsed.command is not None:
+            sources = [self._source_of(operand) for operand in parsed.operands]
+            call = Call(
+                line=number,
+                text=line,
+                command=parsed.command,
+                before=before,
+                values={name: self._value_of(name, value) for name, value in parsed.values.items()},
+                hidden=any(map(_ALONE.fullmatch, parsed.operands)),
+                sources=None if None in sources else tuple(filter(None, sources)),
+            )
+            self.calls.append(call)
 
     def _words_of(self, line: str) -> list[str]:
         """Return the words of a command, known variables replaced; none for several commands."""
@@ -299,29 +319,19 @@ class _Reader:
         """Replace the variables that are known."""
         return _VARIABLE.sub(lambda match: self.variables.get(match[1] or match[2]) or match[0], word)
 
-    def _call_of(self, call: Call, parsed: ParsedWords) -> Call:
-        """Return a call with its options and sources."""
-        sources = [self._source_of(operand) for operand in parsed.operands]
-        return replace(
-            call,
-            values={name: self._value_of(name, value) for name, value in parsed.values.items()},
-            hidden=any(map(_ALONE.fullmatch, parsed.operands)),
-            sources=None if None in sources else tuple(filter(None, sources)),
-        )
-
     def _value_of(self, name: str, value: Any) -> Any:
         """Return the value of an option; None: not known."""
         if name in _PATHS:
             return self._path_of(value)
-        if _is_unknown(str(value)) or (name == "config" and self._folder != ""):
+        if _is_unknown(str(value)) or (name == "config" and self._moves):
             return None
         return value
 
     def _path_of(self, path: str) -> str | None:
-        """Return a path relative to the folder of submission; None: not known."""
-        if _is_unknown(path) or (self._folder is None and not posixpath.isabs(path)):
+        """Return a path as it is in the folder of submission; None: not known."""
+        if _is_unknown(path) or (self._moves and not posixpath.isabs(path)):
             return None
-        return posixpath.join(self._folder or "", path)
+        return path
 
     def _source_of(self, operand: str) -> str | None:
         """Return the path of a source; None: it is a pattern, or the script itself writes it."""

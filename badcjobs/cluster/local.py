@@ -15,13 +15,20 @@ from pathlib import Path
 from typing import NamedTuple
 
 from badcjobs.cluster.array_script import PROGRAM
-from badcjobs.cluster.job_script import read_script_request, read_text
+from badcjobs.cluster.job_script import ARGUMENTS, read_script_request, read_text, script_variables
 from badcjobs.cluster.local_array import LocalArray, LockRun
 from badcjobs.cluster.local_devices import open_pool
 from badcjobs.cluster.local_task import LocalJob, LocalSettings, TaskRow
-from badcjobs.cluster.outcomes import EXIT_CODES, finished_all_chunks, no_task_started, verdict_of
 from badcjobs.cluster.sbatch_options import batch_text
-from badcjobs.cluster.scheduler import COMPLETED, TaskOutcome, has_ended
+from badcjobs.cluster.scheduler import (
+    COMPLETED,
+    EXIT_CODES,
+    Ends,
+    finished_all_chunks,
+    has_ended,
+    no_task_started,
+    verdict_of,
+)
 from badcjobs.cluster.slurm import Slurm, query_number
 from badcjobs.cluster.wait_for_job import Tell
 from badcjobs.errors import BadInput, NotHere
@@ -34,8 +41,6 @@ from badcjobs.store.merge import MergeOrder
 from badcjobs.store.run_lock import check_writable, emulation_lock, folder_lock, refuse_during_emulation, undo_on_error
 from badcjobs.task.startup import World
 from badcjobs.words import count
-
-_ARGUMENTS = "BADCJOBS_ARGS"  # our templates pass it on to badcjobs run, split at spaces
 
 
 class ScriptOrder(NamedTuple):
@@ -50,8 +55,7 @@ class ScriptOrder(NamedTuple):
     @property
     def variables(self) -> dict[str, str]:
         """The variables through which SOURCE, --out and options of run reach the script."""
-        variables = {"SOURCE": self.source, "OUT": self.out and str(self.out), _ARGUMENTS: " ".join(self.arguments)}
-        return {name: value for name, value in variables.items() if value}
+        return script_variables(self.source, self.out, self.arguments)
 
 
 class Emulation(NamedTuple):
@@ -131,7 +135,7 @@ class LocalMachine:
         """Return the states of the tasks."""
         return JobStates({row.index or 0: str(row.state) for row in self.rows})
 
-    def ends(self, job: Submitted, states: JobStates, run: RunFolder) -> Sequence[TaskOutcome]:
+    def ends(self, job: Submitted, states: JobStates, run: RunFolder) -> Ends:
         """Return how each task ended."""
         for row in self.rows:
             row.worked = row.state != COMPLETED and finished_all_chunks(run, job.job_id, row.index)
@@ -194,18 +198,18 @@ def read_user_script(order: ScriptOrder, world: World) -> str:
     text = read_text(order.script, world.cwd)
     ignored = [f"${name}" for name in order.variables if name not in text]
     if all(word.startswith("--simulate=") for word in order.arguments):  # also an option of the emulation itself
-        ignored = [name for name in ignored if name != f"${_ARGUMENTS}"]
+        ignored = [name for name in ignored if name != f"${ARGUMENTS}"]
     if ignored:
         raise BadInput(
             f"{order.script} does not use {' and '.join(ignored)}",
             why="SOURCE, --out and options after -- reach a job script only in these variables",
-            fix=f'exec badcjobs run "$SOURCE" --out "$OUT" ${_ARGUMENTS}   (in the script; or give only the script)',
+            fix=f'exec badcjobs run "$SOURCE" --out "$OUT" ${ARGUMENTS}   (in the script; or give only the script)',
         )
     with_space = [word for word in order.arguments if " " in word]
     if with_space:
         raise BadInput(
             f"{order.script} would not get {shell_line(*with_space)}",
-            why=f"${_ARGUMENTS} is split at spaces",
+            why=f"${ARGUMENTS} is split at spaces",
             fix=f"add {shell_line(*with_space)} to its line with badcjobs run",
         )
     return text

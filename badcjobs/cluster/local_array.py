@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import signal
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -12,8 +11,7 @@ from pathlib import Path
 from badcjobs.cluster.local_devices import DevicePool
 from badcjobs.cluster.local_task import Attempt, LocalJob, TaskRow
 from badcjobs.cluster.local_watch import Watcher
-from badcjobs.cluster.outcomes import DoneChunks, made_progress
-from badcjobs.cluster.scheduler import CANCELLED, COMPLETED, FAILED, REQUEUED
+from badcjobs.cluster.scheduler import CANCELLED, COMPLETED, FAILED, REQUEUED, DoneChunks, made_progress
 from badcjobs.cluster.wait_for_job import Tell
 from badcjobs.errors import ExitCode
 from badcjobs.paths import RunFolder
@@ -28,6 +26,13 @@ LockRun = Callable[[Path], None]  # locks a run folder
 _TICK_S = 0.05
 _TELL_S = 30.0  # between two lines about the chunks, or about GPUs that others use
 _WRITE_EVERY_S = 0.5  # the file of states
+_WARNED = 1  # the steps of stopping: no task is started, then all tasks are stopped, then killed
+_ENDED = 2
+_STEPS = {
+    _WARNED: "starting no new task, passing it on to {}",
+    _ENDED: "stopping {}; a second signal kills them",
+    _ENDED + 1: "killing {}",
+}
 
 
 class Timer:
@@ -60,7 +65,7 @@ class LocalArray:
         self._clock = job.world.clock
         self._waiting = list(self.rows)
         self._running: list[Attempt] = []
-        self._stopping = 0  # 1: no task is started, 2: all tasks are being stopped, 3: killed
+        self._stopping = 0  # the last step of stopping
         self._waiting_timer = Timer(self._clock, _TELL_S)
         self._chunk_timer = Timer(self._clock, _TELL_S)
         self._write_timer = Timer(self._clock, _WRITE_EVERY_S)
@@ -107,22 +112,18 @@ class LocalArray:
     def _handle_signals(self) -> None:
         """Pass a warning on; the first ending signal stops all tasks in an orderly way, the second kills them."""
         stop = self.job.world.stop
-        if stop.warned_by is not None and self._is_new(1, stop.warned_by, "starting no new task, passing it on to {}"):
+        for step, signum in enumerate((stop.warned_by, stop.ended_by, stop.cut_short_by), 1):
+            if signum is None or self._stopping >= step:
+                continue
+            self._stopping = step
+            self._tell(f"{signum.name}: {_STEPS[step].format(count_of(len(self._running), 'task'))}")
             for attempt in self._running:
-                attempt.warn(stop.warned_by)
-        if stop.ended_by is not None and self._is_new(2, stop.ended_by, "stopping {}; a second signal kills them"):
-            for attempt in self._running:
-                attempt.end(CANCELLED)
-        if stop.cut_short_by is not None and self._is_new(3, stop.cut_short_by, "killing {}"):
-            for attempt in self._running:
-                attempt.kill(CANCELLED)
-
-    def _is_new(self, stopping: int, signum: signal.Signals, action: str) -> bool:
-        if self._stopping >= stopping:
-            return False
-        self._stopping = stopping
-        self._tell(f"{signum.name}: {action.format(count_of(len(self._running), 'task'))}")
-        return True
+                if step == _WARNED:
+                    attempt.warn(signum)
+                elif step == _ENDED:
+                    attempt.end(CANCELLED)
+                else:
+                    attempt.kill(CANCELLED)
 
     # --- from PENDING to RUNNING -------------------------------------------------------------------------------------
 

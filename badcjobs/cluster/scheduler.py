@@ -1,14 +1,20 @@
-"""The seam to what runs job arrays: Slurm (``slurm.py``) or this machine (``local.py``), with the states of Slurm."""
+"""The seam to what runs job arrays, Slurm (``slurm.py``) or this machine (``local.py``); how their tasks have ended."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Iterable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from badcjobs.model import ArrayOrder, JobStates, Submitted
-from badcjobs.paths import RunFolder
+from badcjobs.errors import ExitCode, NotHere
+from badcjobs.model import ArrayOrder, JobStates, Submitted, TaskKey
+from badcjobs.paths import FileVersion, RunFolder, shell_line, version_of
+from badcjobs.processes import last_lines
+from badcjobs.store.connect import open_sealed
+from badcjobs.words import count
 
 POLL_S = 30.0  # squeue loads the controller, which all users share
 COMPLETED = "COMPLETED"
@@ -16,6 +22,11 @@ FAILED = "FAILED"
 CANCELLED = "CANCELLED"
 TIMEOUT = "TIMEOUT"
 REQUEUED = "REQUEUED"
+EXIT_CODES = {"done": ExitCode.DONE, "failed": ExitCode.CHUNKS_FAILED, "stopped": ExitCode.RUN_ME_AGAIN}  # by verdict
+_UNDONE = "SELECT (SELECT verdict FROM task), count(*), sum(status NOT IN ('done', 'skipped')) FROM chunk"
+_SETTLED = "SELECT count(*) FROM chunk WHERE status IN ('done', 'failed', 'poison')"
+_DONE = "SELECT count(*) FROM chunk WHERE status = 'done'"
+_MOST_LINES = 10
 # All other states are final.
 UNFINISHED = frozenset(
     {
@@ -65,7 +76,7 @@ class Scheduler(Protocol):
     def states(self, job: Submitted) -> JobStates:
         """Return the states of a job; an index that is missing has ended."""
 
-    def ends(self, job: Submitted, states: JobStates, run: RunFolder) -> Sequence[TaskOutcome]:
+    def ends(self, job: Submitted, states: JobStates, run: RunFolder) -> Ends:
         """Return how each task has ended; ``states``: what was seen of the job."""
 
     def cancel_line(self, job: Submitted) -> str:
@@ -75,3 +86,121 @@ class Scheduler(Protocol):
 def has_ended(states: JobStates) -> bool:
     """Say whether all tasks and the merge job have ended."""
     return UNFINISHED.isdisjoint([*states.array.values(), states.merge])
+
+
+# --- how the tasks of a job have ended --------------------------------------------------------------------------------
+
+Ends = Sequence[TaskOutcome]
+
+
+def finished_all_chunks(run: RunFolder, job_id: str, index: int | None) -> bool:
+    """Say whether the databases of a task's last attempt show that all its chunks are finished."""
+    databases: dict[int, list[Path]] = {}  # by restart
+    for path in run.tasks.glob(f"{job_id}_{index or 0}.r*.sqlite"):
+        key = TaskKey.parse(path.stem)
+        if key is not None:
+            databases.setdefault(key.restart, []).append(path)
+    if not databases:
+        return False
+    return all(map(_is_finished, databases[max(databases)]))
+
+
+def _is_finished(database: Path) -> bool:
+    row = read_row(database, _UNDONE)
+    if row is None:
+        return False
+    verdict, chunks, undone = row
+    return verdict == "done" or bool(chunks and not undone)
+
+
+def made_progress(tasks: Path, attempt: str) -> bool | None:
+    """Return whether an attempt (4821_7.r0) finished any chunk; None: it left no readable database."""
+    rows = [read_row(path, _SETTLED) for path in tasks.glob(f"{attempt}.*.sqlite")]
+    settled = [row[0] for row in rows if row is not None]
+    return any(settled) if settled else None
+
+
+def read_row(database: Path, question: str) -> tuple[Any, ...] | None:
+    """Return the single row of a query; None: the database cannot be read."""
+    try:
+        with closing(open_sealed(database)) as db:
+            row: tuple[Any, ...] | None = db.execute(question).fetchone()
+            return row
+    except sqlite3.Error:
+        return None
+
+
+class DoneChunks:
+    """Counts the done chunks in published task databases; reads only those that have changed."""
+
+    def __init__(self) -> None:
+        self._counts: dict[Path, tuple[FileVersion, int]] = {}
+
+    def count(self, databases: Iterable[Path]) -> int:
+        """Return how many chunks are done."""
+        for path in databases:
+            with suppress(OSError):  # it is being replaced; the next call counts it
+                self._read(path, version_of(path.stat()))
+        return sum(done for _, done in self._counts.values())
+
+    def _read(self, path: Path, version: FileVersion) -> None:
+        before = self._counts.get(path)
+        if before is not None and before[0] == version:
+            return
+        row = read_row(path, _DONE)
+        if row is not None:
+            self._counts[path] = version, row[0]
+
+
+def verdict_of(ends: Ends) -> str:
+    """Return the verdict from the tasks alone; a task that finished all its chunks counts as done, however it ended."""
+    if all(end.well or end.worked for end in ends):
+        return "done"
+    for end in ends:
+        if end.state not in (COMPLETED, FAILED) or end.exit_code == ExitCode.RUN_ME_AGAIN:
+            return "stopped"
+    return "failed"
+
+
+def headline(job_id: str, verdict: str, ends: Ends) -> str | None:
+    """Return a headline if every chunk of a run is done but not every task completed; None: all completed.
+
+    ``verdict`` is the verdict on the job; an earlier job may have done the chunks.
+    """
+    if verdict != "done":
+        return f"job {job_id} did not complete, but every chunk is done:"
+    bad = sum(not end.well for end in ends)
+    if not bad:
+        return None
+    return f"every chunk is done; after that {count(bad, 'task')} failed:"
+
+
+def end_lines(job_id: str, ends: Ends) -> list[str]:
+    """Return a line for each task that did not complete, with its log."""
+    bad = [end for end in ends if not end.well]
+    lines = []
+    for end in bad[:_MOST_LINES]:
+        log = f"less {shell_line(end.log)}" if end.log.exists() else "no log"
+        lines.append(f"{end.words(job_id)}; {log}")
+    if len(bad) > _MOST_LINES:
+        lines.append(f"… and {len(bad) - _MOST_LINES:,} more (--json has them all)")
+    return lines
+
+
+def no_task_started(job_id: str, ends: Ends, *, then: str) -> NotHere:
+    """Return the error for a job whose tasks left no database, with the log of its first failed task.
+
+    ``then``: what to do after reading the log.
+    """
+    end = next((end for end in ends if not end.well), ends[0])
+    if end.log.exists():
+        place = end.log
+        detail = last_lines(end.log) or "its log is empty"
+    else:
+        place = end.log.parent
+        detail = end.note or "there is no log; the task may have been cancelled before it started"
+    return NotHere(
+        f"no task of job {job_id} could start",
+        why=f"{end.words(job_id)}\n{detail}",
+        fix=f"less {shell_line(place)}   (then {then})",
+    )

@@ -7,14 +7,13 @@ import os
 import re
 import shlex
 import sqlite3
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from badcjobs.cluster.array_script import WORK, NewTask, merge_script, write_array
-from badcjobs.cluster.outcomes import finished_all_chunks
-from badcjobs.cluster.scheduler import COMPLETED, FAILED, POLL_S, UNFINISHED, TaskOutcome
+from badcjobs.cluster.scheduler import COMPLETED, FAILED, POLL_S, UNFINISHED, TaskOutcome, finished_all_chunks
 from badcjobs.devices import slurm_programs
 from badcjobs.devices.slurm_programs import Answer
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
@@ -202,12 +201,19 @@ def query_final_states(job: Submitted) -> dict[int, str]:
     except (NotHere, Unanswered):
         return {}
     states = {}
-    for line in text.splitlines():  # 4821_7|CANCELLED by 1000; other lines are a banner of the site
-        name, _, state = line.strip().partition("|")
+    for name, state in _split_rows(text, 2):  # 4821_7|CANCELLED by 1000
         index = _index_of(name, job.job_id)
         if index is not None and state and state.split()[0] not in UNFINISHED:
             states[index] = state.split()[0]
     return states
+
+
+def _split_rows(text: str, columns: int) -> Iterator[list[str]]:
+    """Yield the cells of each line; other lines are a banner of the site."""
+    for line in text.splitlines():
+        cells = line.strip().split("|", columns - 1)
+        if len(cells) == columns:
+            yield cells
 
 
 def _last_attempts(run: RunFolder, job_id: str) -> dict[int, tuple[str | None, int | None]]:
@@ -264,18 +270,13 @@ def query_queue(run: Path, job_ids: Collection[str], merge_job_id: str | None) -
 
 
 def parse_queue(text: str, job_ids: Collection[str], merge_job_id: str | None) -> Queue:
-    """Parse the answer of squeue; other lines are other jobs, or a banner of the site."""
+    """Parse the answer of squeue: number, state and reason of each task."""
+    listed = set()
     jobs = set()
     reasons = []
     running = 0
-    merge = None
-    for line in text.splitlines():
-        cells = line.strip().split("|")
-        if len(cells) != 3:
-            continue
-        number, state, reason = cells
-        if number == merge_job_id:
-            merge = number
+    for number, state, reason in _split_rows(text, 3):
+        listed.add(number)
         if number not in job_ids:
             continue
         jobs.add(number)
@@ -284,6 +285,7 @@ def parse_queue(text: str, job_ids: Collection[str], merge_job_id: str | None) -
         else:
             running += 1
     unusual = sorted({*reasons} - _USUAL)
+    merge = merge_job_id if merge_job_id in listed else None
     return Queue(True, tuple(sorted(jobs)), len(reasons), running, tuple(unusual), merge)
 
 
@@ -306,8 +308,7 @@ def query_number(script: Path) -> str | None:
     needs a filesystem with locks.
     """
     slurm_programs.wait_for_sbatch(script)
-    for line in slurm_programs.list_scripts(os.getuid()).splitlines():
-        number, _, command = line.strip().partition("|")
+    for number, command in _split_rows(slurm_programs.list_scripts(os.getuid()), 2):
         if command == str(script) and number.isascii() and number.isdecimal():
             return number
     return None

@@ -18,7 +18,7 @@ from badcjobs.cluster import sbatch_options as sbatch
 from badcjobs.errors import BadInput
 from badcjobs.masking import write_new_text
 from badcjobs.project import Project
-from badcjobs.settings import SubmitSettings
+from badcjobs.settings import SubmitSettings, refuse
 from badcjobs.store.atomic_write import cannot_write
 
 _ENDING = ".sbatch"
@@ -56,23 +56,20 @@ class Template(NamedTuple):
         return {"name": self.name, "about": self.about, "keys": keys, "open": list(self.open)}
 
 
-class WrongValues(BadInput):
-    """Values of a template that are missing or cannot be used."""
-
-    def __init__(self, template: str, mistakes: Mapping[str, str]) -> None:
-        what, *more = mistakes.values()
-        if more:
-            more.insert(0, what)
-            what = f"the template {template} cannot be filled in with these values"
-        fix = f"badcjobs template {template}   (shows the script with all its keys)"
-        super().__init__(what, why="\n".join(more) or None, fix=fix)
-        self.mistakes = mistakes  # by key
-
-
 def list_templates() -> list[Template]:
     """Return all templates, sorted by name."""
     paths = sorted(resources.folder("templates").glob(f"*{_ENDING}"))
     return [Template(path.stem, path.read_text(encoding="utf-8")) for path in paths]
+
+
+def find_template(name: str) -> Template:
+    """Return the template with this name; raise BadInput if there is none."""
+    templates = {template.name: template for template in list_templates()}
+    template = templates.get(name.removesuffix(_ENDING))
+    if template is None:
+        why = f"templates are {', '.join(templates)}"
+        raise BadInput(f"there is no template {name!r}", why=why, fix="badcjobs template")
+    return template
 
 
 # Adds cores and memory to options of submit; True: lowers their GPUs to those of a node.
@@ -91,12 +88,7 @@ def fill_template(
 
     ``complete``: refuse missing required values.
     """
-    texts = {template.name: template.text for template in list_templates()}
-    name = name.removesuffix(_ENDING)
-    if name not in texts:
-        why = f"templates are {', '.join(texts)}"
-        raise BadInput(f"there is no template {name!r}", why=why, fix="badcjobs template")
-    text = texts[name]
+    name, text = find_template(name)
     keys = {key.name: key for key in keys_of(text)}
     named = {setting.partition("=")[0].strip() for setting in settings}
     usual = [f"{key}={value}" for key, value in _from_project(project) if key in keys and key not in named]
@@ -182,25 +174,25 @@ def parse_settings(text: str, settings: Sequence[str], name: str, *, complete: b
     """
     keys = {key.name: key for key in keys_of(text)}
     values: dict[str, list[str]] = {}
-    mistakes: dict[str, str] = {}  # by key
+    mistakes = []
     for setting in settings:
         word, _, value = setting.partition("=")
         name_of_key = word.strip().replace("_", "-")
         key = keys.get(name_of_key)
         if key is None:
-            mistakes[word] = f"--set {setting}: {name} has no key {word!r}"
+            mistakes.append(f"--set {setting}: {name} has no key {word!r}")
             continue
         reason = _why_wrong(key, value)
         if key.name in values and not key.several:
             reason = "it is given twice"
         if reason is not None:
-            mistakes[key.name] = f"--set {key.name}={value}: {reason}"
+            mistakes.append(f"--set {key.name}={value}: {reason}")
         values.setdefault(key.name, []).append(value)
     if complete:
         missing = [key.name for key in keys.values() if key.required and key.name not in values]
-        mistakes |= {name_of_key: f"--set {name_of_key}=… is missing" for name_of_key in missing}
-    if mistakes:
-        raise WrongValues(name, mistakes)
+        mistakes += [f"--set {name_of_key}=… is missing" for name_of_key in missing]
+    fix = f"badcjobs template {name}   (shows the script with all its keys)"
+    refuse(mistakes, fix, f"the template {name} cannot be filled in with these values")
     return values
 
 

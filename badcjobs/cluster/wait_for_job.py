@@ -13,8 +13,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from badcjobs.cluster.outcomes import DoneChunks, Ends, no_task_started, verdict_of
-from badcjobs.cluster.scheduler import COMPLETED, UNFINISHED, Scheduler, has_ended
+from badcjobs.cluster.scheduler import (
+    COMPLETED,
+    UNFINISHED,
+    DoneChunks,
+    Ends,
+    Scheduler,
+    has_ended,
+    no_task_started,
+    verdict_of,
+)
 from badcjobs.cluster.submit import Progress, SubmitResult
 from badcjobs.model import JobStates, Queue, Submitted
 from badcjobs.paths import RunFolder
@@ -40,18 +48,18 @@ def follow(scheduler: Scheduler, result: SubmitResult, clock: Clock, poll_s: flo
     last_states: dict[int, str] = {}
     exit_codes: dict[int, int] = {}
     before = None
-    while before is None or not has_ended(before):
-        if before is not None:
-            clock.sleep(poll_s)
+    while True:
         states = _ask_until_answered(scheduler, result.job, clock, poll_s)
         if states != before:
             last_states.update(states.array)
             exit_codes.update(states.exit_codes)
             done = min(chunks.count(tasks.glob(pattern)), result.plan.survey.chunks)
             tell(progress_line(result.job, states, done, result.plan.survey.chunks))
+        if has_ended(states):
+            final = {index: state for index, state in last_states.items() if state not in UNFINISHED}
+            return replace(states, array=final, exit_codes=exit_codes)
         before = states
-    final = {index: state for index, state in last_states.items() if state not in UNFINISHED}
-    return replace(before, array=final, exit_codes=exit_codes)
+        clock.sleep(poll_s)
 
 
 def _ask_until_answered(scheduler: Scheduler, job: Submitted, clock: Clock, poll_s: float) -> JobStates:
@@ -71,29 +79,23 @@ def evaluate_job(
     scheduler: Scheduler, result: SubmitResult, states: JobStates, clock: Clock, progress: Progress
 ) -> tuple[Summary, str, Ends]:
     """Return the summary of the run, the verdict on this job and the ends of its tasks; merge if no merge job has."""
+
+    def nothing_queued(run: Path, job_ids: Iterable[str]) -> Queue:
+        return Queue()
+
     folder = RunFolder(result.plan.order.out)
     if not any(folder.tasks.glob("*.sqlite")) and not folder.job_database.exists():
         ends = scheduler.ends(result.job, states, folder)
         raise no_task_started(result.job.job_id, ends, then="the same command with --again")
     if states.merge == COMPLETED and folder.job_database.exists():
-        summary = summarize_database(folder.job_database, progress, clock.now_ms(), _ended)
+        summary = summarize_database(folder.job_database, progress, clock.now_ms(), nothing_queued)
     else:
         order = MergeOrder([folder.path], folder.job_database)
-        summary = finish_job(
-            order,
-            clock,
-            reading_source=progress,
-            ask_queue=_ended,
-        ).summary
+        summary = finish_job(order, clock, reading_source=progress, ask_queue=nothing_queued).summary
     ends = scheduler.ends(result.job, states, folder)
     # An earlier job may have done every chunk, although no task of this job started.
     verdict = verdict_of(ends) if summary.verdict == "done" else summary.verdict
     return summary, verdict, ends
-
-
-def _ended(run: Path, job_ids: Iterable[str]) -> Queue:
-    """Return that nothing waits or runs any more."""
-    return Queue()
 
 
 def progress_line(job: Submitted, states: JobStates, done: int, of: int) -> str:

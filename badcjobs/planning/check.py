@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.cluster import sbatch_options
-from badcjobs.cluster.job_script import BatchScript, Call, ParsedWords, Parser, read_script, read_text
+from badcjobs.cluster.job_script import (
+    ARGUMENTS,
+    BatchScript,
+    Call,
+    ParsedWords,
+    Parser,
+    read_script,
+    read_text,
+    script_variables,
+)
 from badcjobs.cluster.sbatch_options import Asked, parse_array
 from badcjobs.devices import allocation
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, SlowStart
@@ -44,7 +53,6 @@ from badcjobs.workers.engines import choose_engine
 
 _NEW = "--out another folder, for a new run"
 _ENGINE_START_S = 300.0  # less than in a job: someone waits for it
-_ARGUMENTS = "BADCJOBS_ARGS"  # options of run for a script
 _NUMBERS: dict[str, Callable[[str], float]] = {"count": int, "number": float}  # by the kind of a setting
 
 
@@ -158,19 +166,14 @@ def _read_request(order: CheckOrder) -> tuple[BatchScript | None, Asked]:
 def _open_script(name: str, words: Sequence[str], order: CheckOrder) -> BatchScript:
     """Read the job script; SOURCE, --out and options of run reach it as variables."""
     text = read_text(Path(name), order.cwd)
-    if order.run_words and _ARGUMENTS not in text:
+    if order.run_words and ARGUMENTS not in text:
         raise BadInput(
-            f"{name} does not use {_ARGUMENTS}",
+            f"{name} does not use {ARGUMENTS}",
             why="options after -- reach a job script in this variable",
             fix=f"add {shell_line(*order.run_words)} to the line with badcjobs run",
         )
-    environ = dict(order.environ)
-    if order.settings.source:
-        environ["SOURCE"] = order.settings.source[0]
-    if order.settings.out is not None:
-        environ["OUT"] = str(order.settings.out)
-    if order.run_words:
-        environ[_ARGUMENTS] = " ".join(order.run_words)
+    source = next(iter(order.settings.source), None)
+    environ = {**order.environ, **script_variables(source, order.settings.out, order.run_words)}
     return read_script(text, name, environ, str(order.cwd), order.parse, words)
 
 

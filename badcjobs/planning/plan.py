@@ -28,7 +28,7 @@ from typing import Any
 from badcjobs import paths as resources
 from badcjobs.clock import SystemClock
 from badcjobs.cluster.sbatch_options import Asked
-from badcjobs.cluster.templates import WrongValues, fill_template
+from badcjobs.cluster.templates import fill_template, find_template
 from badcjobs.errors import BadInput
 from badcjobs.masking import write_new_text
 from badcjobs.model import NO_CUTTING, Cutting
@@ -251,20 +251,16 @@ def _script_filler(order: PlanOrder, site: Site, cwd: Path) -> FillScript:
     run_words = list(replace(order.project, keys=keys).run_words(flags, cwd))
 
     def fill(values: Mapping[str, object], root: str | None) -> str:
+        if order.project.get("submit", "account") is None and "account" in find_template(template).open:
+            raise BadInput(
+                "the job scripts have no account",
+                why=f"the template {template} needs one",
+                fix="the same command with --config submit.account=NAME   (or account under [submit] in badcjobs.toml)",
+            )
         arguments = run_words if root is None else [*run_words, f"--root={root}"]
         settings = [f"{key}={value}" for key, value in values.items()]
         settings += [f"args={shlex.quote(word)}" for word in arguments]
-        try:
-            return fill_template(template, settings, order.project, complete=True).text
-        except WrongValues as error:
-            reason = error.mistakes.get("account")
-            if reason is None:
-                raise
-            raise BadInput(
-                "the job scripts have no valid account",
-                why=f"the template {template} needs one; {reason.removeprefix('--set ')}",
-                fix="the same command with --config submit.account=NAME   (or account under [submit] in badcjobs.toml)",
-            ) from None
+        return fill_template(template, settings, order.project, complete=True).text
 
     return fill
 
