@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rooms import cluster
 from rooms.cli import app, make_parser
 from rooms.model import default_cpus, default_mem
-from rooms.planning import Job, Needs, Places, PreflightFacts, Site, check_script
+from rooms.planning import Job, Site, check_script
 from rooms.root import BadInput, Project, RunSettings, SubmitSettings, folder
 from support.brief import brief, literal, page
 
@@ -109,8 +109,8 @@ def test_every_template_can_be_submitted_as_it_is_and_is_as_the_preflight_wants_
         claims = re.findall(r"workers per GPU|GiB each|the four GPUs|The GPUs of a complete node", template.text)
         assert claims == [], "its numbers may be replaced, and its comments stay"
         found = cluster.read_script(template.text, name, {}, "", PARSE)
-        facts = PreflightFacts(Job(found.asked, Site(""), RunSettings(), found), Places(), Needs())
-        assert found.call and not [one for one in check_script(facts) if one.severity != "fine"], name
+        job = Job(found.asked, Site(""), RunSettings(), found)
+        assert found.call and not [one for one in check_script(job) if one.severity != "fine"], name
         assert filled(name).text == template.text, "without settings it stays as it is"
         if "merge" not in name:
             keys = template.to_dict()["keys"]
