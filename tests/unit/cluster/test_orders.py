@@ -179,12 +179,12 @@ def test_the_command_asks_for_the_same_order(**wishes):
 
 
 def test_cores_and_memory_are_those_of_the_workers_and_a_job_keeps_what_it_was_submitted_with(tmp_path):
-    project = Project.parse({"site": "sockeye", "plan": {"prefer": "fastest"}})
     wished = SubmitSettings(gpus_per_task=4, account="st-lab-1-gpu")
 
     def completed(wished=wished, submission=None, **flags):
         environ = {"XDG_CACHE_HOME": str(tmp_path)}
-        return complete(wished, project, flags, find_site("sockeye", tmp_path), environ, tmp_path, submission)
+        run = Project().make(RunSettings, {"source": ("?",), **flags}, "submit")
+        return complete(wished, "fastest", run, find_site("sockeye", tmp_path), environ, tmp_path, submission)
 
     made = completed()
     assert (made.cpus, made.mem, made.merge_account) == (24, "80G", "st-lab-1")
