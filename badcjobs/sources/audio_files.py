@@ -37,7 +37,7 @@ def read_header(path: Path | str) -> AudioHeader:
         return AudioHeader(fault=UNREADABLE_FILE, why=error.strerror or str(error))
 
     if flac is not None:
-        return _of_flac(flac)
+        return _of_flac(Path(path), flac)
     if not start:
         return AudioHeader(fault=EMPTY_FILE, why="it has 0 bytes")
     if start.startswith((b"RIFF", b"RF64", b"BW64")):
@@ -51,12 +51,14 @@ def read_header(path: Path | str) -> AudioHeader:
     return AudioHeader(*measure_with_libsndfile(Path(path)))
 
 
-def _of_flac(flac: formats.FlacInfo) -> AudioHeader:
-    length_s = flac.frames / flac.rate_hz if flac.frames else None
+def _of_flac(path: Path, flac: formats.FlacInfo) -> AudioHeader:
+    length_s = flac.frames / flac.rate_hz or None
     if not flac.has_audio:
         return AudioHeader(length_s, flac.rate_hz, flac.channels, fault=EMPTY_FILE, why=_NO_FRAMES)
-    unfinished = flac.frames > 0 and not flac.length_in_header
-    return AudioHeader(length_s, flac.rate_hz, flac.channels, unfinished=unfinished)
+    if length_s is not None:
+        return AudioHeader(length_s, flac.rate_hz, flac.channels)
+    length_s, *_ = measure_with_libsndfile(path)
+    return AudioHeader(length_s, flac.rate_hz, flac.channels, unfinished=length_s is not None)
 
 
 def _of_wav(wav: formats.WavHeader) -> AudioHeader:

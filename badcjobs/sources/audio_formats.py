@@ -203,13 +203,7 @@ def copy_frames(
 
 # --- FLAC: only the header is read; soundfile decodes the audio -------------------------------------------------------
 
-# If the encoder wrote to a pipe or lost power, the header has no length. Then the last frames give it.
-_TAIL_BYTES = 1 << 16  # how much of the end is read: the larger of this
-_TAIL_FRAMES = 4  # and this many frames
 _MOST_FRAMES = 0xF_FFFF_FFFF
-_SYNC = re.compile(rb"(?=\xff[\xf8\xf9])")  # frames with a fixed or a variable number of samples
-_BLOCK_SIZES = {1: 192, **{2 + n: 576 << n for n in range(4)}, **{8 + n: 256 << n for n in range(8)}}
-_MORE_BYTES = {12: 1, 13: 2, 14: 2}  # in the frame header, for an unusual sample rate
 
 
 class FlacInfo(NamedTuple):
@@ -218,17 +212,16 @@ class FlacInfo(NamedTuple):
     rate_hz: int
     channels: int
     bits: int
-    frames: int  # 0: neither the header nor the end of the file tells
+    frames: int  # 0: not known, the encoder wrote to a pipe or lost power
     has_audio: bool  # something comes after the header
-    length_in_header: bool  # many programs cannot read the file without it
 
 
 def read_flac_info(file: BinaryIO) -> FlacInfo | None:
-    """Read the start of a file and, if necessary, its end; None: it is not FLAC."""
+    """Read the start of a file; None: it is not FLAC."""
     file.seek(0)
     file.seek(_id3_bytes(file.read(10)))
     try:
-        magic, kind, block_size, packed = struct.unpack(">4sB3xH8xQ", file.read(26))
+        magic, kind, packed = struct.unpack(">4sB13xQ", file.read(26))
     except struct.error:
         return None
     if magic != b"fLaC" or kind & 0x7F or not packed >> 44:
@@ -237,17 +230,12 @@ def read_flac_info(file: BinaryIO) -> FlacInfo | None:
     rate_hz = packed >> 44
     channels = (packed >> 41 & 7) + 1
     bits = (packed >> 36 & 31) + 1
-    frames = packed & _MOST_FRAMES
-    length_in_header = frames > 0
-    first_block = file.tell() - 22
-    if not length_in_header:
-        frames = _frames_from_tail(file, block_size, largest=block_size * channels * (bits + 7 >> 3))
-    return FlacInfo(rate_hz, channels, bits, frames, _has_frames(file, first_block), length_in_header)
+    return FlacInfo(rate_hz, channels, bits, packed & _MOST_FRAMES, _has_frames(file))
 
 
-def _has_frames(file: BinaryIO, first_block: int) -> bool:
-    """Return whether anything follows the blocks of metadata."""
-    file.seek(first_block)
+def _has_frames(file: BinaryIO) -> bool:
+    """Return whether anything follows the blocks of metadata, of which the first is read."""
+    file.seek(-22, 1)
     for _ in range(MOST_CHUNKS):
         head = file.read(4)
         file.seek(int.from_bytes(head[1:], "big"), 1)
@@ -272,85 +260,3 @@ def _id3_bytes(start: bytes) -> int:
         return 0
     a, b, c, d = start[6:10]  # seven bits each
     return 10 + (a << 21 | b << 14 | c << 7 | d)
-
-
-class _Frame(NamedTuple):
-    """The header of a FLAC frame."""
-
-    first: int  # sample
-    samples: int
-
-
-def _frames_from_tail(file: BinaryIO, block_size: int, *, largest: int) -> int:
-    """Return the samples per channel up to the end of the last complete frame; 0: there is no frame."""
-    begin = file.tell()
-    end = file.seek(0, 2)
-    file.seek(max(begin, end - max(_TAIL_BYTES, _TAIL_FRAMES * largest)))
-    tail = file.read()
-
-    # Audio may look like a frame by chance, but not like two frames in a row.
-    ends = {0}
-    last: _Frame | None = None
-    last_position = 0
-    for position in (match.start() for match in _SYNC.finditer(tail)):
-        frame = _frame_at(tail[position : position + 16], block_size)
-        if frame is None:
-            continue
-        if frame.first in ends:
-            last = frame
-            last_position = position
-        ends.add(frame.first + frame.samples)
-    if last is None:
-        return 0
-    if _crc(tail[last_position:], 16, 0x8005):  # the encoder was interrupted in its last frame
-        return last.first
-    return last.first + last.samples
-
-
-def _frame_at(head: bytes, block_size: int) -> _Frame | None:
-    """Return the frame whose header these bytes are; None: they are not one."""
-    if len(head) < 16 or head[3] & 1:
-        return None
-    size_code = head[2] >> 4
-    rate_code = head[2] & 15
-    number, number_bytes = _number(head[4:11])
-    end = 4 + number_bytes
-    samples = _BLOCK_SIZES.get(size_code, 0)
-    if size_code in (6, 7):  # the size follows, in one or two bytes
-        size_bytes = size_code - 5
-        samples = int.from_bytes(head[end : end + size_bytes], "big") + 1
-        end += size_bytes
-    end += _MORE_BYTES.get(rate_code, 0)
-    if number is None or not samples or rate_code == 15:
-        return None
-    if head[end : end + 1] != bytes([_crc(head[:end], 8, 0x07)]):
-        return None
-    has_sample_number = head[1] & 1
-    return _Frame(number if has_sample_number else number * block_size, samples)
-
-
-def _number(coded: bytes) -> tuple[int | None, int]:
-    """Return a number that is coded like a UTF-8 character, and its length in bytes."""
-    ones = f"{coded[0]:08b}".find("0")
-    if ones == 0:
-        return coded[0], 1
-    if ones in (-1, 1) or any(byte >> 6 != 2 for byte in coded[1:ones]):
-        return None, 1
-    number = coded[0] & (0x7F >> ones)
-    for byte in coded[1:ones]:
-        number = number << 6 | byte & 0x3F
-    return number, ones
-
-
-def _crc(data: bytes, bits: int, polynomial: int) -> int:
-    """Return the checksum of data; it is 0 if the data ends with its own checksum."""
-    top = 1 << bits - 1
-    crc = 0
-    for byte in data:
-        crc ^= byte << bits - 8
-        for _ in range(8):
-            carries = crc & top
-            crc = crc << 1 & (1 << bits) - 1
-            if carries:
-                crc ^= polynomial
-    return crc

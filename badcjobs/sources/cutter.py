@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import Any, BinaryIO, NoReturn
@@ -228,6 +229,7 @@ def _run(argv: Sequence[str]) -> str:
 # --- libsndfile -------------------------------------------------------------------------------------------------------
 
 _BLOCK = 1 << 16  # frames
+_COUNTED_FRAMES = 1 << 12  # at a time: if the last ones cannot be decoded, no others are lost with them
 _NO_COUNT = 1 << 62
 _LOADING = Lock()  # if an import fails, another thread that waits for it gets a half-initialized module
 
@@ -267,13 +269,27 @@ def _opened(soundfile: Any, path: Path) -> Iterator[Any]:
         if audio.frames < _NO_COUNT:
             yield audio
             return
+    status = path.stat()
+    frames = _count_frames(path, status.st_size, status.st_mtime_ns)
+    if not frames:
+        raise CannotCut(f"{path} has an unknown length: its header does not tell it, and no audio can be decoded")
     with path.open("rb") as file:
-        info = read_flac_info(file)
-        if info is None or not info.frames:
-            raise CannotCut(f"{path} has an unknown length: neither its header nor its last frames give it")
-        start = start_with_length(file, info.frames)
+        start = start_with_length(file, frames)
     with _WithStart(path, start) as complete, soundfile.SoundFile(complete) as audio:
         yield audio
+
+
+@lru_cache(10_000)  # each of its chunks asks
+def _count_frames(path: Path, _bytes: int, _mtime_ns: int) -> int:
+    """Decode a file to its end, or to the frame in which its encoder was interrupted."""
+    soundfile = load_soundfile()
+    frames = 0
+    with soundfile.SoundFile(path) as audio, suppress(soundfile.SoundFileError):
+        audio.seekable = lambda: False  # otherwise the package seeks after each block
+        block = bytearray(2 * audio.channels * _COUNTED_FRAMES)
+        while decoded := audio.buffer_read_into(block, "int16"):
+            frames += decoded
+    return frames
 
 
 class _WithStart(io.FileIO):

@@ -252,7 +252,7 @@ def test_flac_is_cut_to_the_sample_and_without_loss(tmp_path, bits):
 
 @pytest.mark.parametrize("sound", [(0.01, 1, 48000), (3.7, 2, 12345), (3.0, 1, 250_000), (0.5, 1, 9_000)])
 @pytest.mark.parametrize("tags", [b"", b"ID3\x04\0\0" + bytes([0, 0, 1, 2]) + b"t" * 130])
-def test_a_flac_that_does_not_say_its_length_is_measured_by_its_last_frame_and_cut(tmp_path, sound, tags):
+def test_a_flac_that_does_not_say_its_length_is_measured_and_cut(tmp_path, sound, tags):
     seconds, channels, rate = sound
     source, frames = tmp_path / "a.flac", round(seconds * rate)
     samples = random.Random(1).randbytes(2 * channels * frames)
