@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TextIO
 
 from badcjobs.model import Cutting, PlaceCounts
-from badcjobs.sources.badc_manifest import CUT, HEADER, OF_A_PLACE, Manifest
+from badcjobs.sources.badc_manifest import CARRIED, CUT, HEADER, OF_A_PLACE, Manifest
 from badcjobs.sources.mistakes import Mistakes
 from badcjobs.sources.open import AudioSource, Sources
 from badcjobs.sources.survey import PlannedRow, Surveyor, survey, survey_again
@@ -225,7 +225,7 @@ class RowFile:
         self._bases.add(row.base)
         # A row that ends where it begins is refused; without an end, the length comes from the header.
         end_ms = None if row.end_ms is None or row.end_ms <= row.start_ms else row.end_ms
-        overlap_ms, sha256, notes, *place = row.carried or [""] * (3 + len(OF_A_PLACE))
+        overlap_ms, sha256, notes, *place = row.carried or [""] * len(CARRIED)
         times = (row.start_ms, end_ms, overlap_ms)
         fields = (row.recording_id, row.chunk_id, row.path, *times, sha256, notes, row.cut, *place)
         self._writer.writerow((row.base, *fields[: len(self.columns)]))

@@ -2,112 +2,43 @@
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
 from badcjobs.model import AudioHeader, Chunk, ChunkKey, Fingerprint, Place, parse_place
 from badcjobs.paths import shell_line
 from badcjobs.sources.audio_files import ESCAPED, Found, NoAudio, end_ms_of, locate, look_at, with_header
-from badcjobs.sources.mistakes import Mistakes, quoted, read_lines
+from badcjobs.sources.mistakes import Mistakes, quoted
+from badcjobs.sources.tables import Fields, read_table
 from badcjobs.sources.walk import Walk, look_ahead
-from badcjobs.words import count
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
 REQUIRED = ("recording_id", "chunk_id", "source_path")
+_identity_of = itemgetter(*REQUIRED)
 OF_A_PLACE = ("region", "latitude", "longitude", "recording_date", "location_name")
+CARRIED = ("overlap_ms", "sha256", "notes", *OF_A_PLACE)  # a plan hands these columns on as they are
 # A column that a plan adds, because one shard alone does not show it. "yes": the row is a part of its file, and is cut
 # out. "as 0-30000": the first row of the file, which may be in another shard, had these times and decides.
 CUT = "badcjobs_cut"
-_CUT = re.compile(r"|yes|as \d{1,15}-\d{1,15}")
+_CUT = re.compile(r"yes|as \d{1,15}-\d{1,15}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 Times = tuple[int, int | None]  # start and end of a row
 _SLACK_MS = 1000  # a row and its file may differ by this much: recorders are not exact, and numbers are rounded
 _LATEST_MS = 10**15  # about thirty thousand years; an integer in the database has 64 bits
 
 
-class Columns(NamedTuple):
-    """The positions of the columns; None: the manifest does not have the column."""
-
-    width: int
-    recording_id: int
-    chunk_id: int
-    source_path: int
-    start_ms: int | None = None
-    end_ms: int | None = None
-    sha256: int | None = None
-    overlap_ms: int | None = None
-    notes: int | None = None
-    badcjobs_cut: int | None = None
-    place: tuple[tuple[str, int], ...] = ()  # of --filelist, with their names
-
-    def carried(self, fields: Sequence[str]) -> list[str]:
-        """Return the fields that a plan hands on as they are: overlap, checksum, notes and, at the end, the place."""
-        of_badc = (self.overlap_ms, self.sha256, self.notes)
-        of_place = dict(self.place)
-        positions = (*of_badc, *map(of_place.get, OF_A_PLACE))
-        return ["" if position is None else fields[position] for position in positions]
+def read_rows(path: Path, mistakes: Mistakes) -> Iterator[tuple[int, Fields]]:
+    """Yield line number and fields of every row that can be read."""
+    return read_table(path, mistakes, _missing_of, HEADER)
 
 
-def split_header(line: str) -> list[str]:
-    """Return the names in the first line of a file."""
-    return _names(line.lstrip("\ufeff").split(","))
-
-
-def is_header(names: Sequence[str]) -> bool:
-    """Return whether these names could be the header of a manifest."""
-    return {"recording_id", "chunk_id"} <= {*names}
-
-
-def read_rows(path: Path, mistakes: Mistakes) -> Iterator[tuple[int, list[str], Columns]]:
-    """Yield line number, fields and columns of every row that has as many fields as the header."""
-    reader = csv.reader(read_lines(path, mistakes))
-    columns = None
-    while True:
-        line = reader.line_num + 1
-        try:
-            row = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            mistakes.add(line, f"cannot be read as CSV: {error}")
-            continue
-        if not row or (not row[0] and not any(row)):  # spreadsheets write lines of commas at the end
-            continue
-        if columns is None:
-            columns = parse_header(row, path, mistakes)
-            if columns is None:
-                return
-        elif len(row) == columns.width:
-            yield line, row, columns
-        else:
-            text = f"{count(len(row), 'field')} where the header has {columns.width}"
-            if reader.line_num > line:
-                text += "; a quote is opened here and not closed"
-            mistakes.add(line, text)
-
-
-def parse_header(row: Sequence[str], path: Path, mistakes: Mistakes) -> Columns | None:
-    """Return the positions of the columns; None, with the mistakes noted, if the rows cannot be read."""
-    names = _names(row)
-    show_header = f"head -n 1 {shell_line(path)}  # expected: {HEADER}"
-    missing = [name for name in REQUIRED if name not in names]
-    if missing:
-        why = f"its header is {quoted(','.join(names))}"
-        mistakes.add(0, f"lacks columns: {', '.join(missing)}", why=why, fix=show_header)
-    repeated = [name for name in (*HEADER.split(","), CUT) if names.count(name) > 1]
-    if repeated:
-        mistakes.add(0, f"has columns twice: {', '.join(repeated)}", fix=show_header)
-    if missing or repeated:
-        return None
-
-    positions = {name: names.index(name) for name in (*HEADER.split(","), CUT) if name in names}
-    place = tuple((name, names.index(name)) for name in OF_A_PLACE if name in names)
-    return Columns(len(names), **positions, place=place)
+def _missing_of(columns: Sequence[str]) -> list[str]:
+    return [name for name in REQUIRED if name not in columns]
 
 
 class ManifestRow(NamedTuple):
@@ -122,25 +53,25 @@ class ManifestRow(NamedTuple):
     cut: str  # the column CUT
     first: Times  # the times of the first row of its file, in any task
     is_first: bool  # of its file
-    fields: Sequence[str]
-    columns: Columns
+    fields: Fields
 
 
-def check_row(fields: Sequence[str], columns: Columns) -> tuple[Times, str, list[str]]:
+def check_row(fields: Fields) -> tuple[Times, str, list[str]]:
     """Return start and end (None: not given), the column CUT and the mistakes of a row."""
-    identity = [fields[columns.recording_id], fields[columns.chunk_id], fields[columns.source_path]]
-    mistakes = [f"{name} is empty" for name, value in zip(REQUIRED, identity, strict=True) if not value.strip()]
-    if "\\x" in identity[0] and ESCAPED.search(identity[0]) and not ESCAPED.search(identity[2]):
-        mistakes.append(f"recording_id {identity[0]} is not UTF-8; convert the manifest with iconv -f latin1 -t utf-8")
-    cut = ""
-    if columns.badcjobs_cut is not None:
-        cut = fields[columns.badcjobs_cut].strip()
-        if not _CUT.fullmatch(cut):
-            mistakes.append(f'{CUT} {quoted(cut)} is neither "yes" nor "as START-END"')
+    mistakes = []
+    for name in REQUIRED:
+        if not fields[name].strip():
+            mistakes.append(f"{name} is empty")
+    recording_id = fields["recording_id"]
+    if "\\x" in recording_id and ESCAPED.search(recording_id) and not ESCAPED.search(fields["source_path"]):
+        mistakes.append(f"recording_id {recording_id} is not UTF-8; convert the manifest with iconv -f latin1 -t utf-8")
+    cut = fields.get(CUT, "").strip()
+    if cut and not _CUT.fullmatch(cut):
+        mistakes.append(f'{CUT} {quoted(cut)} is neither "yes" nor "as START-END"')
     times = []
-    for name, position in (("start_ms", columns.start_ms), ("end_ms", columns.end_ms)):
+    for name in ("start_ms", "end_ms"):
         try:
-            times.append(None if position is None else parse_ms(fields[position]))
+            times.append(parse_ms(fields.get(name, "")))
         except ValueError as error:
             mistakes.append(f"{name} {error}")
     if len(times) < 2:
@@ -169,19 +100,15 @@ def parse_ms(text: str) -> int | None:
     return int(value)
 
 
-def _names(fields: Sequence[str]) -> list[str]:
-    return [field.strip().strip('"') for field in fields]
+def read_place(fields: Fields) -> tuple[Place, Sequence[str]]:
+    """Return the place in a row, and the mistakes in it."""
+    return _parse_place(tuple(map(fields.get, OF_A_PLACE)))
 
 
 @lru_cache(1024)
-def _parse_place(fields: tuple[tuple[str, str], ...]) -> tuple[Place, Sequence[str]]:
+def _parse_place(texts: tuple[str | None, ...]) -> tuple[Place, Sequence[str]]:
     """Parse a place once: the rows of a recording follow each other."""
-    return parse_place(dict(fields))
-
-
-def read_place(fields: Sequence[str], columns: Columns) -> tuple[Place, Sequence[str]]:
-    """Return the place in a row, and the mistakes in it."""
-    return _parse_place(tuple((name, fields[position]) for name, position in columns.place))
+    return parse_place({name: text for name, text in zip(OF_A_PLACE, texts, strict=True) if text})
 
 
 # --- the files of the rows --------------------------------------------------------------------------------------------
@@ -319,7 +246,7 @@ class Manifest:
                 yield from self._add_missing(row, problem, walk)
                 continue
             audio_path, fingerprint, end_ms, is_cut = answer
-            sha256 = "" if row.columns.sha256 is None else row.fields[row.columns.sha256].strip().lower()
+            sha256 = row.fields.get("sha256", "").strip().lower()
             if _SHA256.fullmatch(sha256):  # it may have another value: "", "n/a", another hash
                 fingerprint = replace(fingerprint, audio_sha256=sha256)
             yield Chunk(
@@ -348,14 +275,12 @@ class Manifest:
         first: Times = (0, None)
         has_asked = False
         may_look = False
-        for line, fields, columns in read_rows(self.path, walk.mistakes):
-            recording_id = fields[columns.recording_id]
-            chunk_id = fields[columns.chunk_id]
-            path = fields[columns.source_path]
+        for line, fields in read_rows(self.path, walk.mistakes):
+            recording_id, chunk_id, path = _identity_of(fields)
             is_ours = walk.takes(recording_id, chunk_id)
 
-            times, cut, mistakes = check_row(fields, columns)
-            place, wrong_place = read_place(fields, columns)
+            times, cut, mistakes = check_row(fields)
+            place, wrong_place = read_place(fields)
             mistakes += wrong_place
             for mistake in mistakes:
                 walk.mistakes.add(line, mistake)
@@ -378,14 +303,13 @@ class Manifest:
                 start, end = cut[3:].split("-")
                 first_of_file = (int(start), int(end))
             identity = (line, recording_id, chunk_id, path)
-            yield ManifestRow(*identity, times, place, cut, first_of_file, is_first, fields, columns), question
+            yield ManifestRow(*identity, times, place, cut, first_of_file, is_first, fields), question
 
     def named_recordings(self) -> Iterator[Chunk]:
         before = None
-        for _, fields, columns in read_rows(self.path, Mistakes([self.name])):
-            recording_id = fields[columns.recording_id]
-            path = fields[columns.source_path]
-            place, _ = read_place(fields, columns)
+        for _, fields in read_rows(self.path, Mistakes([self.name])):
+            recording_id, _, path = _identity_of(fields)
+            place, _ = read_place(fields)
             if (recording_id, path, place) != before:
                 before = (recording_id, path, place)
                 yield Chunk(
@@ -397,5 +321,5 @@ class Manifest:
                 )
 
     def identities(self) -> Iterator[tuple[int, ChunkKey]]:
-        for line, fields, columns in read_rows(self.path, Mistakes([self.name])):
-            yield line, (fields[columns.recording_id], fields[columns.chunk_id])
+        for line, fields in read_rows(self.path, Mistakes([self.name])):
+            yield line, (fields["recording_id"], fields["chunk_id"])

@@ -26,7 +26,8 @@ from badcjobs.sources.audio_files import (
     with_slash,
     without_ending,
 )
-from badcjobs.sources.mistakes import Mistakes, Remarks, escape_bytes, quoted, read_lines
+from badcjobs.sources.mistakes import Mistakes, Remarks, escape_bytes, quoted
+from badcjobs.sources.tables import read_list
 from badcjobs.sources.walk import SeenKeys, Walk, look_ahead
 
 
@@ -264,11 +265,3 @@ def _listed(
         full = base.path_below(path)
         stem = without_ending(full)
         yield ListedRecording(line, full if hash(stem) in repeated else stem, path)
-
-
-def read_list(path: Path, mistakes: Mistakes) -> Lines:
-    """Yield number and text of every line, without blank lines and comments (#)."""
-    for number, line in enumerate(read_lines(path, mistakes), 1):
-        text = line.strip()
-        if text and not text.startswith("#"):
-            yield number, text

@@ -5,8 +5,7 @@ from __future__ import annotations
 import posixpath
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from badcjobs.errors import BadInput
@@ -228,18 +227,7 @@ def left_out_words(counts: Mapping[str, int]) -> str:
     return text
 
 
-# --- lines of text ----------------------------------------------------------------------------------------------------
-
-
-def read_lines(path: Path, mistakes: Mistakes) -> Iterator[str]:
-    """Yield every line with its line end; a line that is not UTF-8 as ``escape_bytes`` returns it."""
-    # With "strict" the first invalid byte would end the reading, and later mistakes would not be reported.
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        for number, line in enumerate(file, 1):
-            if "\0" in line:
-                mistakes.add(number, "has a NUL byte", fix=copy_command(path, "tr -d '\\000'", "< "))
-                line = line.replace("\0", "")
-            yield line if line.isascii() else escape_bytes(line)
+# --- text -------------------------------------------------------------------------------------------------------------
 
 
 def with_more(examples: Sequence[str], total: int) -> list[str]:
@@ -252,9 +240,3 @@ def with_more(examples: Sequence[str], total: int) -> list[str]:
 def escape_bytes(path: str) -> str:
     r"""Return a path as text that SQLite can store: a byte that is not UTF-8 becomes four characters, such as \xff."""
     return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
-
-
-def copy_command(path: Path, command: str, redirect: str = "") -> str:
-    """Return the command that writes a repaired copy of a file."""
-    copy = path.with_suffix(f".utf8{path.suffix}")
-    return f"{command} {redirect}{shell_line(path)} > {shell_line(copy)}"

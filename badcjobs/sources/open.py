@@ -16,9 +16,10 @@ from badcjobs.model import NO_CUTTING, Chunk, ChunkKey, Cutting, PlaceCounts, na
 from badcjobs.paths import shell_line
 from badcjobs.settings import RunSettings, absolute
 from badcjobs.sources.audio_files import AUDIO_FORMATS, ReadHeader, is_audio, read_header, search_folders
-from badcjobs.sources.badc_manifest import Manifest, is_header, split_header
-from badcjobs.sources.folder import AudioList, audio_folder, audio_list, given_audio, read_list
-from badcjobs.sources.mistakes import Mistakes, Remarks, copy_command, quoted, shown
+from badcjobs.sources.badc_manifest import REQUIRED, Manifest
+from badcjobs.sources.folder import AudioList, audio_folder, audio_list, given_audio
+from badcjobs.sources.mistakes import Mistakes, Remarks, quoted, shown
+from badcjobs.sources.tables import column_names, copy_command, read_list
 from badcjobs.sources.walk import WHOLE, Shard, Walk, do_nothing
 from badcjobs.words import count
 
@@ -301,9 +302,10 @@ def _recognise_text(path: Path, root: Path | None, mistakes: Mistakes) -> Recogn
     if start[:2] in (b"\xff\xfe", b"\xfe\xff"):  # a spreadsheet's "Unicode text"
         mistakes.add(0, "is UTF-16, not UTF-8", fix=copy_command(path, "iconv -f utf-16 -t utf-8"))
         return None
-    header = split_header(start.splitlines()[0].decode(errors="replace"))
-    if is_manifest(path.name) or is_header(header):
-        return Manifest(path, search_folders(path, root), has_places=names_place(header))
+    first_line = start.splitlines()[0].decode("utf-8-sig", errors="replace")
+    columns = column_names(first_line.split(","))
+    if is_manifest(path.name) or {*REQUIRED[:2]} <= {*columns}:
+        return Manifest(path, search_folders(path, root), has_places=names_place(columns))
     if b"\0" in start:
         mistakes.add(0, f"is neither audio ({AUDIO_FORMATS}) nor text")
         return None

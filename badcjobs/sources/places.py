@@ -5,12 +5,11 @@ The first of these that gives a place counts; a date as well, and without any th
 
 from __future__ import annotations
 
-import csv
 import os
 import posixpath
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
@@ -24,9 +23,10 @@ from badcjobs.model import NOWHERE, Chunk, Place, PlaceCounts, ProjectPlaces, Re
 from badcjobs.paths import shell_line
 from badcjobs.settings import RunSettings, absolute
 from badcjobs.sources.badc_manifest import Manifest
-from badcjobs.sources.mistakes import Mistakes, copy_command, quoted, read_lines, shown
+from badcjobs.sources.mistakes import Mistakes, quoted, shown
 from badcjobs.sources.open import Sources
 from badcjobs.sources.recording_names import NameReader, moment, name_reader
+from badcjobs.sources.tables import Fields, copy_command, read_table
 
 NO_PLACE = "no_place"  # recording.left_out
 PLACING_OPTIONS = ("--region", "--lat", "--lon", "--date")  # of HawkEars, for all recordings alike
@@ -56,10 +56,8 @@ class PlaceList:
             return
         try:
             _check_encoding(path)
-            for line, fields in _read_rows(path, self.mistakes):
+            for line, fields in read_table(path, self.mistakes, _missing_of, _COLUMNS):
                 self._add(line, fields)
-        except csv.Error as error:
-            self.mistakes.add(0, f"cannot be read as CSV: {error}")
         except OSError as error:
             what = f"--filelist {path} cannot be read"
             raise BadInput(
@@ -68,7 +66,7 @@ class PlaceList:
                 fix=shell_line("ls", "-l", path),
             ) from error
 
-    def _add(self, line: int, fields: dict[str, str]) -> None:
+    def _add(self, line: int, fields: Fields) -> None:
         place, problems = parse_place(fields)
         filename = fields["filename"].strip().replace("\\", "/")
         row = ListRow(line, filename, place)
@@ -110,27 +108,9 @@ def _check_encoding(path: Path) -> None:
         ) from error
 
 
-def _read_rows(path: Path, mistakes: Mistakes) -> Iterator[tuple[int, dict[str, str]]]:
-    reader = csv.reader(read_lines(path, mistakes))
-    columns = [name.strip().lower() for name in next(reader, [])]
-    if "filename" not in columns or not names_place(columns):
-        why = f"its header, separated by commas, is {quoted(','.join(columns))}"
-        fix = f"head -n 1 {shell_line(path)}   # expected: {_COLUMNS}"
-        for mark in ";\t":
-            if len(columns) == 1 and mark in columns[0]:
-                why = f"its header has {mark!r} instead of commas"
-                fix = copy_command(path, f"tr {',' + mark!r} '.,'", "< ")  # also of decimal commas
-        mistakes.add(0, "lacks columns", why=why, fix=fix)
-        return
-    if len(set(columns)) < len(columns):
-        mistakes.add(0, "has a column twice", why=f"its header is {quoted(','.join(columns))}")
-    for row in reader:
-        if not any(row):  # spreadsheets write lines of commas at the end
-            continue
-        if len(row) == len(columns):
-            yield reader.line_num, dict(zip(columns, row, strict=True))
-        else:
-            mistakes.add(reader.line_num, f"{len(row)} fields where the header has {len(columns)}")
+def _missing_of(columns: Sequence[str]) -> list[str]:
+    missing = [] if "filename" in columns else ["filename"]
+    return missing if names_place(columns) else [*missing, "region"]
 
 
 def _name_key(name: str) -> str:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from badcjobs.model import AudioHeader, Chunk, ChunkKey, Fingerprint
 from badcjobs.sources.audio_files import NoAudio, locate
-from badcjobs.sources.badc_manifest import Look, Manifest, ManifestRow, RowFiles
+from badcjobs.sources.badc_manifest import CARRIED, Look, Manifest, ManifestRow, RowFiles
 from badcjobs.sources.cutter import needs_ffmpeg
 from badcjobs.sources.mistakes import Mistakes, Remarks, shown
 from badcjobs.sources.open import AudioSource, Sources, note_repeats
@@ -260,7 +260,7 @@ class _ManifestPlan:
             end_ms,
             is_cut=cut == "yes",
             cut=cut,
-            carried=row.columns.carried(row.fields),
+            carried=[row.fields.get(name, "") for name in CARRIED],
         )
         if not self._was_looked_at:
             return planned
