@@ -274,7 +274,7 @@ def place_sources(
     if not gives_places(settings, sources):
         return sources
     check = _PlaceCheck(_open_reader(settings, cwd), done)
-    for check.source, part in enumerate(sources.parts):
+    for part in sources.parts:
         for recording in part.named_recordings():
             check.add(recording)
     try:
@@ -305,15 +305,14 @@ class _PlaceCheck:
 
     reader: PlaceReader
     done: Mapping[str, Place]
-    source: int = 0  # the number of the source that is being read
     counts: PlaceCounts = field(default_factory=PlaceCounts)
     left_out: set[str] = field(default_factory=set)  # recording ids
     named: dict[int, Chunk] = field(default_factory=dict)  # line of the list → the recording that it names
     unknown_regions: dict[str, str] = field(default_factory=dict)  # region → the first recording
     moved: list[str] = field(default_factory=list)
-    places: dict[str, tuple[Place, int]] = field(default_factory=dict)  # recording id → place, number of its source
+    places: dict[str, Place] = field(default_factory=dict)  # by recording id
     examples: list[str] = field(default_factory=list)  # the paths of the first recordings
-    divided: dict[str, str] = field(default_factory=dict)  # recording id → what is wrong with it
+    divided: set[str] = field(default_factory=set)  # ids of recordings with several places
     study_areas: set[str | None] = field(default_factory=set)
 
     def add(self, recording: Chunk) -> None:
@@ -323,9 +322,10 @@ class _PlaceCheck:
         self.study_areas.add(name.study_area)
         place = replace(name.place, location_name=None)
         if recording.recording_id in self.places:
-            self._compare(recording, place)
+            if self.places[recording.recording_id] != place:
+                self.divided.add(recording.recording_id)
             return
-        self.places[recording.recording_id] = place, self.source
+        self.places[recording.recording_id] = place
         self.counts.recordings += 1
         if len(self.examples) < NAMED:
             self.examples.append(shown(recording.source_path))
@@ -340,15 +340,6 @@ class _PlaceCheck:
             self._look_up(recording, name)
         else:
             self.counts.unplaced += 1
-
-    def _compare(self, recording: Chunk, place: Place) -> None:
-        """Refuse a second file or row of a recording with another place, or from another source."""
-        earlier_place, earlier_source = self.places[recording.recording_id]
-        if earlier_source != self.source:
-            path = shown(recording.audio_path)
-            self.divided[recording.recording_id] = f"{path} has the id of a recording of another source"
-        elif place != earlier_place:
-            self.divided[recording.recording_id] = "its files or rows have different places or dates"
 
     def _note_rows(self, recording: Chunk) -> None:
         """Refuse a row for two recordings, and two rows for one recording."""
@@ -386,8 +377,9 @@ class _PlaceCheck:
         mistakes.source = 1
         for region, path in self.unknown_regions.items():
             mistakes.add(0, f"region {region} of {shown(path)} is not in HawkEars' data", fix=_GUIDE)
-        for recording_id, reason in self.divided.items():
-            mistakes.add(0, f"recording {shown(recording_id)}: {reason}", fix=_GUIDE)
+        for recording_id in self.divided:
+            text = f"recording {shown(recording_id)}: its files or rows have different places or dates"
+            mistakes.add(0, text, fix=_GUIDE)
         mistakes.raise_any()
         refuse_moved(self.moved)
         self.counts.unused_areas = sorted(self.reader.project.study_areas.keys() - self.study_areas)

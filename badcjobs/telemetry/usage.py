@@ -9,7 +9,7 @@ import logging
 import os
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -86,9 +86,6 @@ def pause_s(age_s: float, cost_s: float) -> float:
 class ProcessUse:
     """One process; its counters include those of each child that it has waited for. None: no permission to read."""
 
-    pid: int
-    parent: int
-    started_s: float  # with another start, the same process id is another process
     cpu_s: float
     rss_bytes: int = 0
     pss_bytes: int | None = None  # with its share of shared pages
@@ -132,9 +129,6 @@ def _read(process: psutil.Process) -> ProcessUse:
         with suppress(psutil.AccessDenied, AttributeError):
             pss_bytes = 0 if has_ended else process.memory_full_info().pss
         return ProcessUse(
-            pid=process.pid,
-            parent=process.ppid(),
-            started_s=process.create_time(),
             cpu_s=times.user + times.system + times.children_user + times.children_system,
             rss_bytes=rss_bytes,
             pss_bytes=pss_bytes,
@@ -168,17 +162,7 @@ def add_up(now: Processes, before: Processes | None = None, seconds: float = 0.0
 def growth(before: Processes, now: Processes, count: Callable[[ProcessUse], float]) -> float:
     """Return by how much a counter of all processes together has grown.
 
-    The earlier count of an ended child is also in the counter of the parent that waited for it, and is subtracted
-    there. The result is never below zero: the counter of a child without a waiting parent is lost.
+    What an ended child has counted is in the counter of the parent that waited for it. If no parent waited, it is lost;
+    so the result of this one reading is too low, but never below zero.
     """
-    alive = {pid for pid in before if pid in now and before[pid].started_s == now[pid].started_s}
-    inherited: dict[int, float] = defaultdict(float)  # by parent: counts of its ended children
-    for pid in before.keys() - alive:
-        heir = before[pid].parent
-        while heir in before and heir not in alive:
-            heir = before[heir].parent
-        inherited[heir] += count(before[pid])
-    grown = sum(count(now[pid]) for pid in now.keys() - alive)
-    for pid in alive:
-        grown += max(0.0, count(now[pid]) - count(before[pid]) - inherited[pid])
-    return grown
+    return max(0.0, sum(map(count, now.values())) - sum(map(count, before.values())))

@@ -92,14 +92,6 @@ def test_a_process_has_one_row_per_device_and_one_sample_per_reading(tmp_path, p
 TOP = 100
 
 
-def process(pid, parent, cpu_ticks=0, started_ticks=1):
-    return ProcessUse(pid, parent, started_ticks, cpu_ticks)
-
-
-def used(*processes):
-    return {one.pid: one for one in processes}
-
-
 EVENTS = st.tuples(st.sampled_from(["start", "work", "end", "read"]), st.integers(0, 20), st.integers(1, 50))
 
 
@@ -107,7 +99,7 @@ EVENTS = st.tuples(st.sampled_from(["start", "work", "end", "read"]), st.integer
 @settings(max_examples=60)
 def test_everything_is_counted_exactly_once(events):
     """What a child has used is its parent's as soon as that has waited for it."""
-    living, counted, expected = used(process(TOP, 1, 7)), 0, 0
+    living, parents, counted, expected = {TOP: ProcessUse(7)}, dict[int, int](), 0, 0
     before = {**living}
 
     def add(pid, ticks):
@@ -116,39 +108,37 @@ def test_everything_is_counted_exactly_once(events):
     for number, (what, which, ticks) in enumerate([*events, ("read", 0, 1)], 1000):
         pid = sorted(living)[which % len(living)]
         if what == "start":
-            living[number] = process(number, pid, started_ticks=ticks)
+            living[number], parents[number] = ProcessUse(0), pid
         elif what == "work":
             add(pid, ticks)
             expected += ticks
         elif what == "read":
             counted += growth(before, living, lambda one: one.cpu_s)
             before = {**living}
-        elif pid != TOP and all(one.parent != pid for one in living.values()):
-            ended = living.pop(pid)
-            add(ended.parent, ended.cpu_s)
+        elif pid != TOP and all(parents.get(one) != pid for one in living):
+            add(parents[pid], living.pop(pid).cpu_s)
     assert counted == expected
 
 
 def test_nothing_is_counted_twice_when_a_number_is_used_again_or_a_child_is_left_alone():
-    child, other = process(7, TOP, 500), process(8, TOP, 20)
     for before, now, wanted in (
-        ([process(TOP, 1), child], [process(TOP, 1, 500), process(7, TOP, 2, started_ticks=99)], 2),
-        ([process(TOP, 1, 10), child, other], [process(TOP, 1, 12), process(8, TOP, 25)], 5),
+        ({TOP: 1, 7: 500}, {TOP: 501, 7: 2}, 2),
+        ({TOP: 10, 7: 500, 8: 20}, {TOP: 12, 8: 25}, 0),
     ):
-        assert growth(used(*before), used(*now), lambda one: one.cpu_s) == wanted
+        assert growth(before, now, lambda cpu_s: cpu_s) == wanted
 
 
 def test_a_reading_is_of_the_whole_family_and_what_one_hides_is_unknown_and_not_too_small():
-    before = used(ProcessUse(TOP, 1, 1, 10.0, 0, 100, 500), ProcessUse(7, TOP, 1, 0.0, 0, 300, 0))
-    now = used(ProcessUse(TOP, 1, 1, 10.5, 0, 100, 1500), ProcessUse(7, TOP, 1, 9.5, 0, 300, 9000))
+    before = {TOP: ProcessUse(10.0, 0, 100, 500), 7: ProcessUse(0.0, 0, 300, 0)}
+    now = {TOP: ProcessUse(10.5, 0, 100, 1500), 7: ProcessUse(9.5, 0, 300, 9000)}
     assert add_up(before) == UsageReading(None, 400, None, 2, "pss"), "a first reading has no time behind it"
     assert add_up(now, before, 10.0, cores=64) == UsageReading(1.0, 400, 1000.0, 2, "pss")
     assert add_up(now, before, 2.0, cores=5).cpu_cores == 5.0
     assert add_up(now, before, 2.0, cores=4).cpu_cores is None, "more than all cores cannot be true"
-    hidden = used(ProcessUse(TOP, 1, 1, 0.0, 70, 50, 5), ProcessUse(7, TOP, 1, 0.0, 60, None, None))
+    hidden = {TOP: ProcessUse(0.0, 70, 50, 5), 7: ProcessUse(0.0, 60, None, None)}
     assert add_up(hidden, hidden, 1.0) == UsageReading(0.0, 130, None, 2, "rss"), "all in the coarse way"
-    ended = ProcessUse(7, TOP, 1, 1.0, 0, None, 0, has_ended=True)
-    first = used(ProcessUse(TOP, 1, 1, 0.0, 0, 100, 0))
+    ended = ProcessUse(1.0, 0, None, 0, has_ended=True)
+    first = {TOP: ProcessUse(0.0, 0, 100, 0)}
     assert add_up({**first, 7: ended}, first, 10.0) == UsageReading(0.1, 100, 0.0, 1, "pss"), "it holds no memory"
     assert UsageReader(2**30).read(1.0) is None
 
