@@ -14,7 +14,7 @@ from badcjobs.model import AudioHeader, Chunk, ChunkKey, Fingerprint, Place, par
 from badcjobs.paths import shell_line
 from badcjobs.sources.audio_files import ESCAPED, Found, NoAudio, end_ms_of, locate, look_at, with_header
 from badcjobs.sources.mistakes import Mistakes, quoted
-from badcjobs.sources.tables import Fields, read_table
+from badcjobs.sources.tables import Fields, copy_command, read_table
 from badcjobs.sources.walk import Walk, look_ahead
 
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
@@ -62,9 +62,6 @@ def check_row(fields: Fields) -> tuple[Times, str, list[str]]:
     for name in REQUIRED:
         if not fields[name].strip():
             mistakes.append(f"{name} is empty")
-    recording_id = fields["recording_id"]
-    if "\\x" in recording_id and ESCAPED.search(recording_id) and not ESCAPED.search(fields["source_path"]):
-        mistakes.append(f"recording_id {recording_id} is not UTF-8; convert the manifest with iconv -f latin1 -t utf-8")
     cut = fields.get(CUT, "").strip()
     if cut and not _CUT.fullmatch(cut):
         mistakes.append(f'{CUT} {quoted(cut)} is neither "yes" nor "as START-END"')
@@ -282,8 +279,12 @@ class Manifest:
             times, cut, mistakes = check_row(fields)
             place, wrong_place = read_place(fields)
             mistakes += wrong_place
+            fix = None
+            if "\\x" in recording_id and ESCAPED.search(recording_id) and not ESCAPED.search(path):
+                mistakes.append(f"recording_id {recording_id} is not UTF-8")
+                fix = copy_command(self.path, "iconv -f latin1 -t utf-8")
             for mistake in mistakes:
-                walk.mistakes.add(line, mistake)
+                walk.mistakes.add(line, mistake, fix=fix)
 
             is_first = path != before
             if is_first:
