@@ -299,7 +299,7 @@ class ForkParent:
     ) -> None:
         self._env = env
         self._lock = threading.Lock()
-        self._why = "the process that imports HawkEars has ended"  # if it gives no answer
+        self._why = "the process that forks workers has ended"  # if it gives no answer
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         started: Future[Process] = Future()
 
@@ -356,7 +356,7 @@ class ForkParent:
                 answer = self._socket.recv(1 << 16)
             except TimeoutError:
                 gone = ParentLate
-                self._why = f"the process that imports HawkEars has not answered for {limit_s:.0f} s"
+                self._why = f"the process that forks workers has not answered for {limit_s:.0f} s"
             except OSError:  # it has ended
                 pass
             if not answer:

@@ -59,6 +59,14 @@ class Code(str, Enum):
     STAGE_NOTHING = "staging.nothing"
     STAGE_NOTHING_WAITS = "staging.nothing_waits"
 
+    # What happens after a failure: to a chunk, to a worker, to all of the work
+    RETRY = "retry.later"
+    RETRY_SMALLER = "retry.less_memory"
+    IN_PIECES = "retry.in_pieces"
+    STOP_WORKER = "stop_worker"
+    PAUSE_ON_NODE = "node.pause"
+    STOP_ON_NODE = "node.stop"
+
     SHORT_AUDIO = "short_audio"
     LEFT_OUT = "left_out"
     GAVE_UP = "gave_up"
@@ -121,6 +129,12 @@ SENTENCES: Mapping[Code, str] = {
     Code.STAGE_CUTS: "{source} is local",
     Code.STAGE_NOTHING: "[run.stage = {setting}][{source} is local][{local} is not a node-local disk ({local_disk})]",
     Code.STAGE_NOTHING_WAITS: "all chunks are in progress",
+    Code.RETRY: "try {try_number} failed ({error_class}); the next in {delay_s:.1f} s",
+    Code.RETRY_SMALLER: "try {try_number} failed ({error_class}); the next with less memory",
+    Code.IN_PIECES: "its {audio_s:.0f} s are analysed in {pieces} pieces",
+    Code.STOP_WORKER: "it stops ({error_class}): {error}",
+    Code.PAUSE_ON_NODE: "a fault of this node, not of a chunk ({why}): no work for {pause_s:.1f} s",
+    Code.STOP_ON_NODE: "this node cannot work now ({why}): stopping with chunks left, which are not charged with it",
     Code.SHORT_AUDIO: (
         "{path} ends early, at {end_s:.3f} s: {found_s:.3f} s of the {audio_s:g} s of this chunk exist and were"
         " analysed"

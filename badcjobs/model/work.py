@@ -166,7 +166,6 @@ class ChunkResult:
     error: str | None = None
     # False: lost together with other chunks, so not necessarily the cause; retried without counting the attempt.
     charged: bool = True
-    batch_error_class: str | None = None  # why its batch was lost, if the engine knows
     pieces: int | None = None  # the number of pieces it was cut into; None: analysed as one
     rarities: tuple[Detection, ...] = ()  # of species that are not expected at its place in that week
 

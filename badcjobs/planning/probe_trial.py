@@ -17,7 +17,6 @@ from badcjobs.sources.audio_formats import NotWav, read_wav_header
 from badcjobs.sources.cutter import AudioCutter, CannotCut, open_audio, write_repeated
 from badcjobs.store.live_files import read_memory_peaks
 from badcjobs.task.records import Records
-from badcjobs.workers.error_patterns import classify
 from badcjobs.workers.policy import HOST_MEMORY, OUT_OF_MEMORY, RetryPolicy
 from badcjobs.workers.supervise import Supervisor
 from badcjobs.workers.worker_loop import BatchOver, Event
@@ -60,12 +59,11 @@ class Trouble(NamedTuple):
     error: str
     at_start: bool = False  # before the engine had anything to do with a chunk
     is_final: bool = True  # False: lost with others; the reason follows
-    batch_error_class: str | None = None  # of the batch that it was lost with
 
     @property
     def is_out_of_memory(self) -> bool:
-        """Whether the device's memory was the reason, by class or by the engine's message."""
-        return OUT_OF_MEMORY in (self.error_class, self.batch_error_class, classify(self.error))
+        """Whether the device's memory was the reason."""
+        return self.error_class == OUT_OF_MEMORY
 
 
 class TrialEvents:
@@ -86,7 +84,7 @@ class TrialEvents:
         elif self.closed:
             return
         elif isinstance(event, ChunkResult):
-            trouble = Trouble(event.error_class or "", event.error or "", False, event.charged, event.batch_error_class)
+            trouble = Trouble(event.error_class or "", event.error or "", is_final=event.charged)
             self._troubles.append(trouble)
         elif isinstance(event, BatchOver) and event.broken is not None:
             broken = event.broken

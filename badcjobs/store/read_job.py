@@ -172,12 +172,13 @@ _FOREIGN = f"""
     JOIN device d USING (device_id)
     WHERE p.ours = 0 ORDER BY 7 DESC, 1, 3, 4 LIMIT {_MOST_FOREIGN}"""
 # With max(at_ms), SQLite takes the bare columns from the row of the last decision. The topic stands before the dot.
+# Retries may be many, and are read from the attempts.
 _DECISIONS = """
     SELECT code, subject, figures, reason, tasks FROM (
         SELECT code, subject, figures, reason,
                count(DISTINCT task_id) AS tasks, max(at_ms),
                substr(code, 1, instr(code || '.', '.') - 1) AS topic
-        FROM decision GROUP BY topic, subject)
+        FROM decision WHERE code NOT GLOB 'retry.*' GROUP BY topic, subject)
     ORDER BY topic, subject"""
 # Chunks that were done more than once, and whether only because Slurm restarted a task that could not end in order.
 _DONE_AGAIN = """

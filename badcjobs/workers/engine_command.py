@@ -390,13 +390,9 @@ class CommandSession:
         if error_class in (*policy.OF_DEVICE, policy.CONFIGURATION):
             raise SessionBroken(error_class, output)
         error = f"the program ended {describe_exit(code)}"
-        if len(chunks) == 1:
-            yield self._failure(chunks[0], started_at_ms, error_class, error)
-            return
-        why = f"lost with its batch of {len(chunks)} chunks ({error_class}): {error}"
         for chunk in chunks:
-            lost = self._failure(chunk, started_at_ms, policy.BATCH_LOST, why)
-            yield replace(lost, charged=False, batch_error_class=error_class)
+            failure = self._failure(chunk, started_at_ms, error_class, error)
+            yield replace(failure, charged=len(chunks) == 1)
 
     def _last_output(self) -> str:
         """Return the last lines that the program has written, without its secrets."""

@@ -305,6 +305,8 @@ class SessionFeed:
     # --- chunks in pieces -----------------------------------------------------------------------------------------
 
     def _process_in_pieces(self, chunk: Chunk, audio_s: float, way: Way) -> Iterator[ChunkEvent]:
+        decision = Decision.of(Code.IN_PIECES, chunk.name, audio_s=audio_s, pieces=way.pieces)
+        self.steps.decisions.put(decision)
         run = PieceRun(self.session, chunk, audio_s, way.pieces, self._cutter, self.folder)
         try:
             for event in run.process():

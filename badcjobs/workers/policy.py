@@ -25,7 +25,6 @@ EXIT_CODE = "exit_code"
 ENGINE_ERROR = "engine_error"  # an exception that no pattern matches
 OUT_OF_MEMORY = "out_of_memory"  # the device's
 HOST_MEMORY = "host_memory"
-BATCH_LOST = "batch_lost"  # failed together with other chunks
 WORKER_DIED = "worker_died"  # SIGKILL, which comes from outside
 TERMINATED = "terminated"  # SIGTERM, which Slurm sends to workers too
 ENGINE_CRASH = "engine_crash"
@@ -47,7 +46,7 @@ MAY_BE_NODE = (BAD_AUDIO, BAD_OUTPUT, NO_OUTPUT, EXIT_CODE, ENGINE_ERROR, ENGINE
 ALL = (
     *FILE_FAULTS,
     *MAY_BE_NODE,
-    *(HANG, GPU_ERROR, WORKER_DIED, TERMINATED, OUT_OF_MEMORY, HOST_MEMORY, BATCH_LOST),
+    *(HANG, GPU_ERROR, WORKER_DIED, TERMINATED, OUT_OF_MEMORY, HOST_MEMORY),
     *(NO_PROGRAM, *OF_DEVICE, CONFIGURATION, *OF_NODE),
 )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import queue
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 
 from badcjobs.model import Chunk, ChunkKey, ChunkResult, ChunkStarted, WorkerPlan
@@ -24,7 +24,6 @@ from badcjobs.workers.worker_loop import BatchOver, Closed, Event, Opened, Worke
 
 log = logging.getLogger(__name__)
 
-_TO_THE_QUEUE = (policy.LEAVE, policy.BACK)
 _ONE_FAULT_MS = 5000  # workers of a device that end within this time end by the same fault
 
 
@@ -204,16 +203,12 @@ class Supervisor(WorkerSetup):
     # --- results --------------------------------------------------------------------------------------------------
 
     def _on_result(self, plan: WorkerPlan, result: ChunkResult) -> None:
-        if result.ok and self.is_taken_over():
+        if not result.ok:
+            self._on_failure(plan, result)
+        elif self.is_taken_over():
             self._queue.put_back([result.chunk])
-            return
-        if result.ok:
+        else:
             self._on_done(plan, result)
-            return
-        response = self._on_failure(plan, result)
-        self._steer_task(response, result.error_class, result.error)
-        if response.chunk in _TO_THE_QUEUE:
-            self._queue.put_back([result.chunk])
 
     def _on_done(self, plan: WorkerPlan, result: ChunkResult) -> None:
         chunk = result.chunk
@@ -232,7 +227,7 @@ class Supervisor(WorkerSetup):
         found_s = result.audio_s
         if not chunk.is_cut or found_s is None or (chunk.audio_s or 0.0) - found_s <= SLACK_S:
             return
-        decision = Decision.of(
+        self._decide(
             Code.SHORT_AUDIO,
             chunk.name,
             path=chunk.audio_path,
@@ -240,8 +235,6 @@ class Supervisor(WorkerSetup):
             found_s=found_s,
             audio_s=chunk.audio_s,
         )
-        log.warning("%s: %s", chunk.name, decision.reason)
-        self.journal.add_decision(decision, result.ended_at_ms)
 
     def _record(
         self,
@@ -263,45 +256,41 @@ class Supervisor(WorkerSetup):
 
     # --- failures: the policy decides, the steps below carry it out -----------------------------------------------
 
-    def _on_failure(
-        self,
-        plan: WorkerPlan,
-        result: ChunkResult,
-        circumstances: Set[Circumstance] = frozenset(),
-    ) -> Rule:
-        """Let the policy decide about a failed chunk, and carry that out; the caller puts it back into the queue."""
+    def _on_failure(self, plan: WorkerPlan, result: ChunkResult) -> None:
+        """Let the policy decide about a failed chunk, and carry that out."""
         chunk = result.chunk
         if self._is_memory_short(result):
             self.short_of_memory.add(chunk.key)
-        circumstances = circumstances | self._circumstances() | self._circumstances_of(plan, result)
+        circumstances = self._circumstances() | self._circumstances_of(plan, result)
         try_number = self._retries.try_number(chunk)
         response = self._retries.respond(chunk, result.error_class or "", circumstances)
         step = response.chunk
-        if step is policy.HALVES and result.charged:
-            lost_how = "together with others"
-            if Circumstance.SHARED in circumstances:
-                lost_how = "under MPS, where one worker may end others"
-            why = f"lost {lost_how} ({result.error_class}): {_last_line(result.error)}"
-            result = replace(result, error_class=policy.BATCH_LOST, error=why)
         if step.recorded:
             self._record(plan, replace(result, charged=response.charged), step.status, try_number)
+        self._steer_task(response, result.error_class, result.error)
 
         if step is policy.HALVES:
             self._uncertain.setdefault(plan.slot, []).append(chunk)  # until the batch is over
-        elif step.status != "pending":
+            return
+        if step.status != "pending":
             self._on_failed_for_good(result)
-        elif step not in _TO_THE_QUEUE:
-            delay_s = self._retries.delay_s(chunk, step)
-            if response.charged:
-                when = f"in {delay_s:.1f} s" if step.rests else "with less memory"
-                log.warning("%s failed (%s), try %d; next try %s", chunk.name, result.error_class, try_number, when)
-            self._queue.put_back(
-                [chunk],
+            return
+        delay_s = self._retries.delay_s(chunk, step)
+        if response.charged:
+            code = Code.RETRY if step.rests else Code.RETRY_SMALLER
+            self._decide(
+                code,
+                chunk.name,
+                error_class=result.error_class,
+                try_number=try_number,
                 delay_s=delay_s,
-                alone=step.alone,
-                apart=step.apart,
             )
-        return response
+        self._queue.put_back(
+            [chunk],
+            delay_s=delay_s,
+            alone=step.alone,
+            apart=step.apart,
+        )
 
     def _circumstances(self) -> set[Circumstance]:
         """Return the circumstances of the task."""
@@ -362,14 +351,14 @@ class Supervisor(WorkerSetup):
             self._pause(why)
         else:
             self.tally.node_fault = f"this node cannot work now ({why})"
-            log.error("%s: stopping with chunks left, which are not charged with it", self.tally.node_fault)
+            self._decide(Code.STOP_ON_NODE, why=why)
             self.drain()
 
     def _pause(self, why: str) -> None:
         """After a fault of the node wait, longer each time, without staging."""
         self._pauses += 1
         pause_s = self.policy.delay_s(self._pauses)
-        log.warning("a fault of this node, not of a chunk (%s): no work for %.1f s, no copies in advance", why, pause_s)
+        self._decide(Code.PAUSE_ON_NODE, why=why, pause_s=pause_s)
         self._paused_until_s = self.clock.monotonic_s() + pause_s
         self._at_fault_until_ms = self.clock.now_ms() + round(pause_s * 1000)  # a batch in progress goes on
         self._queue.pause(pause_s)
@@ -377,19 +366,13 @@ class Supervisor(WorkerSetup):
     # --- the end of a batch ---------------------------------------------------------------------------------------
 
     def _on_batch_over(self, plan: WorkerPlan, event: BatchOver) -> None:
-        left = dict(event.in_hand.unanswered)
         delay_s = 0.0
         if event.broken is not None:
             delay_s = self.policy.backoff_s
             if event.broken.at_start:
                 log.error("worker %d could not start %s: %s", plan.slot, self.engine.name, event.broken)
                 delay_s = self.policy.delay_s(event.failed_openings)
-            self._on_broken(event.broken, plan, event, left)
-        elif not self.draining:
-            silent = SessionBroken(policy.NO_OUTPUT, "the engine gave no result for this chunk and continued")
-            for chunk in left.values():
-                self._on_result(plan, _failed_result(chunk, silent, event))
-            left = {}
+            self._on_broken(event.broken, plan, event)
 
         # One of these broke the session for the others; trying halves finds it in a few rounds. Under MPS there are
         # more of them, in other sessions.
@@ -399,44 +382,29 @@ class Supervisor(WorkerSetup):
             size = 1
         for first in range(0, len(suspects), size or 1):
             self._queue.put_back(suspects[first : first + size], apart=True)
-        if left:
-            self._queue.put_back(list(left.values()), delay_s=delay_s)
+        if event.left:
+            self._queue.put_back(event.left, delay_s=delay_s)
 
-    def _on_broken(
-        self,
-        broken: SessionBroken,
-        plan: WorkerPlan,
-        event: BatchOver,
-        left: dict[ChunkKey, Chunk],
-    ) -> None:
-        """Let the policy decide about a broken session; only chunks that go back to the queue stay in ``left``."""
-        circumstances = self._circumstances() | event.circumstances
-        response = policy.find_rule(broken.error_class, circumstances)
-        if Circumstance.STOPPED in circumstances:
-            return
-        self._steer_task(response, broken.error_class, str(broken))
+    def _on_broken(self, broken: SessionBroken, plan: WorkerPlan, event: BatchOver) -> None:
+        """Let the policy decide about a broken session: its worker, and the task."""
+        response = policy.find_rule(broken.error_class, self._circumstances() | event.circumstances)
+        if broken.at_start:  # otherwise its chunks have done so
+            self._steer_task(response, broken.error_class, str(broken))
         if response.task is TaskStep.GIVE_UP:
             return
         if response.worker is WorkerStep.STOP:
             self.tally.retired.append(str(broken))
             self._retired_from.add(plan.device_id)
-            log.error("worker %d stops (%s): %s", plan.slot, broken.error_class, broken)
+            self._decide(
+                Code.STOP_WORKER,
+                f"worker {plan.slot}",
+                error_class=broken.error_class,
+                error=str(broken),
+            )
         elif response.worker is WorkerStep.NEW_PROCESSES:
             self._on_shared_fault(plan, event.at_ms)
-        if broken.at_start:
-            return
-
-        suspects = list(event.in_hand.started_ms)
-        if response.chunk not in _TO_THE_QUEUE:
-            counts = f"worker {plan.slot} ended ({broken.error_class}), chunks in progress: {len(suspects)}"
-            log.warning("%s; %s", counts, _last_line(str(broken)))
-            suspects = suspects or list(left)[:1]
-        if len(suspects) > 1:
-            circumstances.add(Circumstance.UNCERTAIN)
-        for key in suspects:
-            result = _failed_result(left[key], broken, event)
-            if self._on_failure(plan, result, circumstances).chunk not in _TO_THE_QUEUE:
-                del left[key]
+        elif response.chunk not in (policy.LEAVE, policy.BACK):
+            log.warning("worker %d ended (%s); %s", plan.slot, broken.error_class, _last_line(str(broken)))
 
     def _on_shared_fault(self, plan: WorkerPlan, at_ms: int) -> None:
         """End all workers that share a faulty context, once: each gets the same error, and none can start before."""
@@ -444,9 +412,7 @@ class Supervisor(WorkerSetup):
         self._faults_ms[plan.device_id] = at_ms
         if at_ms - last_fault_ms <= _ONE_FAULT_MS:
             return
-        decision = Decision.of(Code.MPS_FAULT, plan.device.name if plan.device else None)
-        log.warning("%s", decision.reason)
-        self.journal.add_decision(decision, at_ms)
+        self._decide(Code.MPS_FAULT, plan.device.name if plan.device else None)
         self.end_shared(plan.device_id)
 
         at_work = [slot for slot, device_id in self.slots_at_work.items() if device_id == plan.device_id]
@@ -455,16 +421,11 @@ class Supervisor(WorkerSetup):
                 if slot != plan.slot:
                     self.retire(slot)
 
-
-def _failed_result(chunk: Chunk, broken: SessionBroken, event: BatchOver) -> ChunkResult:
-    started_at_ms = event.in_hand.started_ms.get(chunk.key, event.at_ms)
-    return ChunkResult(
-        chunk,
-        started_at_ms,
-        event.at_ms,
-        error_class=broken.error_class,
-        error=str(broken),
-    )
+    def _decide(self, code: Code, subject: str | None = None, **figures: object) -> None:
+        """Log and record what was decided."""
+        decision = Decision.of(code, subject, **figures)
+        log.warning("%s: %s", subject or self.engine.name, decision.reason)
+        self.journal.add_decision(decision, self.clock.now_ms())
 
 
 def _last_line(text: str | None) -> str:

@@ -63,7 +63,7 @@ class InHand:
 class BatchOver(NamedTuple):
     """The end of a batch, with the chunks that have no result and the error that broke the session."""
 
-    in_hand: InHand
+    left: list[Chunk]
     broken: SessionBroken | None
     at_ms: int
     circumstances: frozenset[Circumstance]  # those that the worker knows
@@ -201,15 +201,37 @@ class WorkerThread(threading.Thread):
         if broken is not None:
             return self._end_session(in_hand, broken, batch.alone)
         self._failed_openings = 0
-        self._end_batch(in_hand, None)
+        if not self._interrupted:
+            silent = SessionBroken(policy.NO_OUTPUT, "the engine gave no result for this chunk and continued")
+            for chunk in list(in_hand.unanswered.values()):
+                self._fail([chunk], in_hand, silent)
+        self._end_batch(in_hand, None, self._circumstances(None))
         return True
 
-    def _end_batch(self, in_hand: InHand, broken: SessionBroken | None) -> frozenset[Circumstance]:
-        """Report the end of a batch, and return its circumstances."""
-        circumstances = self._circumstances(broken)
+    def _fail(self, suspects: Sequence[Chunk], in_hand: InHand, broken: SessionBroken) -> None:
+        """Report chunks without a result as failed; several are not charged, because one is the cause."""
         now_ms = self.setup.clock.now_ms()
-        self.report(BatchOver(in_hand, broken, now_ms, circumstances, self._failed_openings))
-        return circumstances
+        for chunk in suspects:
+            result = ChunkResult(
+                chunk,
+                in_hand.started_ms.get(chunk.key, now_ms),
+                now_ms,
+                error_class=broken.error_class,
+                error=str(broken),
+                charged=len(suspects) == 1,
+            )
+            in_hand.remove(chunk.key)
+            self.report(self._note_result(result))
+
+    def _end_batch(
+        self,
+        in_hand: InHand,
+        broken: SessionBroken | None,
+        circumstances: frozenset[Circumstance],
+    ) -> None:
+        left = list(in_hand.unanswered.values())
+        now_ms = self.setup.clock.now_ms()
+        self.report(BatchOver(left, broken, now_ms, circumstances, self._failed_openings))
 
     def _more_for(self, in_hand: InHand, *, alone: bool) -> More:
         """Return what gives the session more chunks; none to chunks that must be ``alone``."""
@@ -323,12 +345,17 @@ class WorkerThread(threading.Thread):
             why = f"{self._gpu_errors} errors in a row on this device; last error: {broken}"
             broken = SessionBroken(policy.GPU_LOST, why)
 
-        circumstances = self._end_batch(in_hand, broken)
+        circumstances = self._circumstances(broken)
+        rule = policy.find_rule(broken.error_class, circumstances)
+        if not broken.at_start:
+            chunks = list(in_hand.unanswered.values())
+            started = [chunk for chunk in chunks if chunk.key in in_hand.started_ms]
+            self._fail(started or chunks[:1], in_hand, broken)
+        self._end_batch(in_hand, broken, circumstances)
         self._close()
-        step = policy.find_rule(broken.error_class, circumstances).worker
-        if step is WorkerStep.LEAN_PROCESS:
+        if rule.worker is WorkerStep.LEAN_PROCESS:
             self.plan = replace(self.plan, lean=True)
-        return step is not WorkerStep.STOP
+        return rule.worker is not WorkerStep.STOP
 
     def _circumstances(self, broken: SessionBroken | None) -> frozenset[Circumstance]:
         circumstances = set()

@@ -297,7 +297,7 @@ def test_killed_from_inside_or_outside_nothing_counts_as_done_and_the_next_sessi
         session.close()
         assert not any(result.ok for result in feeding.results)
         reported = {result.error_class for result in feeding.results} | {feeding.broken and feeding.broken.error_class}
-        expected = {"worker_died", "engine_crash", "batch_lost"} if outside else {"worker_died", "terminated"}
+        expected = {"worker_died", "engine_crash"} if outside else {"worker_died", "terminated"}
         assert reported - {None} <= expected and (reported - {None} or not outside)
         assert place.environs() == {}
     early = place.open(place.engine(kind, slow_s=60))

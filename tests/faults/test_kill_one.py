@@ -346,7 +346,7 @@ def test_by_default_workers_are_forked_as_many_as_the_memory_holds_and_replaced_
     psutil.Process(int(first)).kill()
     done = task.wait()
     assert done.exit_code == 0, done.stderr
-    said = "workers are started one by one, not forked: the process that imports HawkEars has ended"
+    said = "workers are started one by one, not forked: the process that forks workers has ended"
     assert (done.stderr.count(said), len(parents())) == (1, 1)
     assert site.rows(STATES) == [("done", 90)]
     assert site.count("attempt", "outcome = 'done'") == 90, "and none twice"

@@ -190,7 +190,7 @@ def test_a_fault_of_one_chunk_ends_all_workers_and_only_that_chunk_is_poison(sit
     assert site.rows("SELECT chunk_id FROM chunk WHERE status <> 'done'") == [("c007",)]
     assert site.rows(STATES) == [("done", 23), ("poison", 1)]
     tries = site.rows("SELECT error_class, outcome FROM attempt WHERE chunk_id = 'c007' ORDER BY attempt_id")
-    assert tries == [("batch_lost", "lost"), ("gpu_error", "failed"), ("gpu_error", "failed")]
+    assert tries == [("gpu_error", "lost"), ("gpu_error", "failed"), ("gpu_error", "failed")]
     charged = "SELECT count(*) FROM attempt WHERE outcome = 'failed' AND chunk_id <> 'c007'"
     assert site.rows(charged) == [(0,)], "the others were not its fault"
     assert 1 <= site.count("attempt", "outcome = 'lost'") <= 3, "what was in progress in three workers"

@@ -183,6 +183,6 @@ def acting(acts: Mapping[str, Sequence[str]], usual: str = "ok", *, in_turn: boo
                 if act == "ok":
                     yield done(chunk)
                 elif act != "silent":
-                    yield failed(chunk, "batch_lost", charged=False) if act == "uncharged" else failed(chunk, act)
+                    yield failed(chunk, charged=False) if act == "uncharged" else failed(chunk, act)
 
     return script

@@ -15,13 +15,11 @@ from rooms.planning import Bounds, ProbeStep
 from rooms.root import Launcher, ProbeSettings, RunSettings, SessionBroken, SystemClock
 from rooms.task import StopRequest
 from rooms.workers import (
-    BATCH_LOST,
     EXIT_CODE,
     OUT_OF_MEMORY,
     BatchOver,
     EngineStart,
     HawkEarsEngine,
-    InHand,
     ProbeStore,
 )
 from support.behaviour import page_text
@@ -171,10 +169,10 @@ def test_models_are_searched_apart_with_their_lanes_within_the_memory_of_the_nod
 
 def test_out_of_memory_decides_a_trial_then_the_first_final_failure_and_nothing_after_its_end():
     chunk = Chunk("r", "a", "a.wav", "/a.wav")
-    lost, final = failed(chunk, BATCH_LOST, charged=False), failed(chunk, EXIT_CODE)
-    full = BatchOver(InHand({}), SessionBroken(OUT_OF_MEMORY, "CUDA out of memory", at_start=True), 5, frozenset(), 1)
+    lost, final = failed(chunk, EXIT_CODE, charged=False), failed(chunk, EXIT_CODE)
+    full = BatchOver([], SessionBroken(OUT_OF_MEMORY, "CUDA out of memory", at_start=True), 5, frozenset(), 1)
     for events, decides, at_start in (
-        ([done(chunk), BatchOver(InHand({}), None, 5, frozenset(), 0)], None, False), ([lost], None, False),
+        ([done(chunk), BatchOver([], None, 5, frozenset(), 0)], None, False), ([lost], None, False),
         ([lost, final], EXIT_CODE, False), ([lost, final, full], OUT_OF_MEMORY, True),
     ):  # fmt: skip
         watch = planning.TrialEvents()

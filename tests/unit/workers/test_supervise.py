@@ -169,7 +169,7 @@ def test_a_failure_after_a_fault_of_the_node_is_charged_and_a_fault_under_mps_a_
     assert sorted(tries, key=str) == [("exit_code", "failed"), ("no_space", "lost"), OK]
     for at_ms in (0, 4000, 86_400_000, 86_404_000):
         bench.supervisor._on_shared_fault(plan_on(0), at_ms)
-    assert bench.rows("SELECT at_ms FROM decision WHERE code LIKE 'mps.%'") == [(0,), (86_400_000,)]
+    assert bench.rows("SELECT count(*) FROM decision WHERE code LIKE 'mps.%'") == [(2,)]
 
 
 @pytest.mark.parametrize("error_class", ["!engine_crash", "!hang", "!gpu_error", "!worker_died", "out_of_memory"])
