@@ -315,7 +315,7 @@ def _say_next_after_plan(planned: Planned, account: str | None, code: ExitCode) 
 def probe(
     context: typer.Context,
     audio: Annotated[list[str], typer.Argument(metavar="AUDIO")],
-    out: Annotated[Path | None, option("FILE", "Result file [probe.toml in the user's cache].", "--out", "-o")] = None,
+    out: Annotated[Path | None, option("FILE", "Result file [probe.json in the user's cache].", "--out", "-o")] = None,
     time: Annotated[str, option("TIME", "Stop after TIME; run it again to continue [10].")] = "10",
     again: Annotated[bool, flag("--again", "Discard earlier results.")] = False,
     html: Annotated[Path | None, option("FILE", "Write memory and speed as a page.")] = None,
@@ -342,7 +342,7 @@ def probe(
         again=again,
     )
     inputs = [*map(Path, audio), *filter(None, [project.file])]
-    refuse_data([("--out", out, "probe.toml"), ("--html", html, "probe.html")], inputs)
+    refuse_data([("--out", out, "probe.json"), ("--html", html, "probe.html")], inputs)
     if html is not None:
         _check_page(html)
     log_to_stderr(quiet=False)

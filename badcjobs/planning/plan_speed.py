@@ -110,7 +110,7 @@ def find_speed(
             why="it is the hours of audio that one GPU analyses in an hour: from 0.001 to 1,000,000",
             fix="--rate 400   (badcjobs report RUN shows it: audio-hours per GPU-hour)",
         )
-    if origin is not None and origin.suffix == ".toml":
+    if origin is not None and origin.suffix == ".json":
         speed = _of_probes(cwd / origin, str(origin), settings, environ, cwd)
     elif origin is not None:
         speed = _of_job(cwd / origin, str(origin), settings)
@@ -195,7 +195,7 @@ def _of_job(path: Path, name: str, settings: RunSettings) -> Speed:
     except DatabaseProblem as error:
         raise DatabaseProblem(
             f"{name} has no speed to plan with",
-            why=f"{error.what}\n--from takes a run folder, its job.sqlite, or the result of a probe (.toml)",
+            why=f"{error.what}\n--from takes a run folder, its job.sqlite, or the result of a probe (.json)",
             fix=error.fix if is_database(database) else _ways_to_a_speed(settings),
         ) from error
     engines = sorted({task.engine for task in job.tasks if task.engine} - {settings.engine})

@@ -151,7 +151,7 @@ def open_store(order: ProbeOrder, world: World) -> ProbeStore:
         raise BadInput(
             "there is no folder for the result",
             why="HOME is not set",
-            fix="--out probe.toml",
+            fix="--out probe.json",
         )
     store = ProbeStore(world.cwd / file)
     try:
@@ -160,7 +160,7 @@ def open_store(order: ProbeOrder, world: World) -> ProbeStore:
         raise BadInput(
             f"the result cannot be written to {store.file}",
             why=error.strerror or str(error),
-            fix="--out RUN/probe.toml   (in the folder of a run, which finds it there)",
+            fix="--out RUN/probe.json   (in the folder of a run, which finds it there)",
         ) from error
     return store
 

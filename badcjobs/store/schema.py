@@ -286,7 +286,7 @@ _OWN = (
         {
             **_TASK_ID,
             "at_ms INTEGER NOT NULL": "when",
-            "code TEXT NOT NULL": "workers.…, mps.…, memory_limit.…, staging.…, retry.…, node.…, short_audio, left_out, …",
+            "code TEXT NOT NULL": "workers.…, mps.…, memory_limit.…, staging.…, retry.…, node.…, short_audio, …",
             "subject TEXT": "its subject: the model of the device, the chunk, or an ending; NULL: the task",
             "figures TEXT NOT NULL": "JSON: the figures behind it, by name; what is not known is left out",
             "reason TEXT NOT NULL": "code and figures as a sentence",

@@ -1,7 +1,7 @@
 """Results that later runs use: what earlier runs have learned, and what ``badcjobs probe`` has found.
 
 Runs keep the best number of workers and the longest chunk in ``learned.json``. ``badcjobs probe`` keeps its trials and
-results in ``probe.toml``, so that the same command can continue an unfinished probe. Both files are in the run folder,
+results in ``probe.json``, so that the same command can continue an unfinished probe. Both files are in the run folder,
 for later tasks of the run, and in the user's cache, for other runs. For a run they are hints: if a file is missing, old
 or damaged, the run learns again.
 """
@@ -23,22 +23,17 @@ from badcjobs.masking import mask_words
 from badcjobs.model import Probed, ProbeKey, ProbeResult, Trial, WorkerPlan, not_none
 from badcjobs.paths import ANOTHER_CACHE, shell_line, user_cache
 from badcjobs.seams import Engine
-from badcjobs.settings import RunSettings, parse_toml
-from badcjobs.settings import to_toml as in_toml
-from badcjobs.small_files import parse_fields, read_optional, read_small
+from badcjobs.settings import RunSettings
+from badcjobs.small_files import parse_fields, parse_json, read_optional, read_small
 from badcjobs.store.atomic_write import replace_text
 from badcjobs.version import __version__
 from badcjobs.workers.memory_limits import MemoryLimit, model_of
 
 log = logging.getLogger(__name__)
 
-STORE = "probe.toml"
+STORE = "probe.json"
 LESSONS = "learned.json"
 _VERSION = 1  # of both files
-_HEAD = """\
-# The longest chunks that fit: found by badcjobs probe, used by later runs (badcjobs guide plan).
-# One table per device model, engine and settings; delete a table, or the file, to probe again.
-"""
 _SAME_MEMORY = 0.02  # drivers reserve different amounts
 _JUST_LONGER_S = 0.001  # audio that is longer than the safe length by this is too long
 _MOST_WORKERS = 999  # per device
@@ -218,38 +213,30 @@ def read_probes(file: Path) -> list[Probed]:
 
 def parse_probes(text: str) -> list[Probed]:
     """Parse the text of a file; raise ValueError if it is not as a probe writes it."""
-    document = parse_toml(text)
-    if document.get("version") != _VERSION:
-        raise ValueError(f"version is {document.get('version')!r}, expected {_VERSION}")
+    document = parse_json(text)
     try:
-        return [
-            Probed(
-                parse_fields(ProbeKey, table),
-                tuple(parse_fields(Trial, trial) for trial in table.get("trial", [])),
-                parse_fields(ProbeResult, table["result"]) if "result" in table else None,
-                table.get("finished") is True,
-                table.get("at"),
-            )
-            for table in document.get("gpu", [])
-        ]
-    except (TypeError, AttributeError) as error:
-        raise ValueError(str(error)) from error
+        if document["version"] != _VERSION:
+            raise ValueError(f"version is {document['version']!r}, expected {_VERSION}")
+        return [_parse_probed(entry) for entry in document["probes"]]
+    except (TypeError, KeyError) as error:
+        raise ValueError(f"not as badcjobs probe writes it: {error}") from error
 
 
-def to_toml(probes: Iterable[Probed]) -> str:
+def _parse_probed(entry: Any) -> Probed:
+    return Probed(
+        parse_fields(ProbeKey, entry["key"]),
+        tuple(parse_fields(Trial, trial) for trial in entry["trials"]),
+        entry["result"] and parse_fields(ProbeResult, entry["result"]),
+        entry["finished"] is True,
+        entry["at"],
+    )
+
+
+def to_json(probes: Iterable[Probed]) -> str:
     """Return the text of a file; equal entries give equal text."""
-    lines = [_HEAD, *_pairs({"version": _VERSION, "written_by": f"badcjobs {__version__}"})]
-    for probed in sorted(probes, key=lambda probed: tuple(map(str, asdict(probed.key).values()))):
-        lines += ["", "[[gpu]]", *_pairs({**asdict(probed.key), "finished": probed.finished, "at": probed.at})]
-        if probed.result is not None:
-            lines += ["", "[gpu.result]", *_pairs(asdict(probed.result))]
-        for trial in sorted(probed.trials, key=lambda trial: (trial.lean, trial.length_s)):
-            lines += ["", "[[gpu.trial]]", *_pairs(asdict(trial))]
-    return "\n".join(lines) + "\n"
-
-
-def _pairs(values: Mapping[str, Any]) -> list[str]:
-    return [f"{key} = {in_toml(value)}" for key, value in values.items() if value is not None]
+    entries = [asdict(probed) for probed in sorted(probes, key=lambda probed: str(probed.key))]
+    document = {"version": _VERSION, "written_by": f"badcjobs {__version__}", "probes": entries}
+    return json.dumps(document, indent=1) + "\n"
 
 
 @dataclass(frozen=True)
@@ -293,7 +280,7 @@ class ProbeStore:
 
     def _write(self, entries: Mapping[ProbeKey, Probed]) -> None:
         if entries or self.file.exists():
-            replace_text(self.file, to_toml(entries.values()))
+            replace_text(self.file, to_json(entries.values()))
 
     def _locked(self) -> AbstractContextManager[None]:
         """Lock the file for one probe at a time.

@@ -11,7 +11,7 @@ from support.badcjobs_program import ON_CPU
 CASES = Path(__file__).parents[1] / "data" / "hostile_files.txt"
 SHELL = dict(line.split(": ", 1) for line in CASES.read_text().splitlines()[1:])
 SMALL = (
-    "submitted.json .submitting.json learned.json probe.toml logs/emulation.lock logs/{job}.json "
+    "submitted.json .submitting.json learned.json probe.json logs/emulation.lock logs/{job}.json "
     "tasks/{task}.slurm.json tasks/{claim}"
 )
 

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from rooms.workers import read_probes, to_toml
+from rooms.workers import read_probes, to_json
 from support.audio import make_wav
 from support.badcjobs_program import assert_refused, rows
 from support.brief import without_hints
@@ -102,7 +102,7 @@ def cards(site, *models):
 
 
 def store(site):
-    return Path(site.environ()["XDG_CACHE_HOME"]) / "badcjobs" / "probe.toml"
+    return Path(site.environ()["XDG_CACHE_HOME"]) / "badcjobs" / "probe.json"
 
 
 def tried(outcome):
@@ -146,7 +146,7 @@ def test_each_model_has_its_limit_which_is_kept_and_a_later_run_cuts_what_is_too
 
 
 def test_a_probe_that_is_stopped_or_killed_goes_on_where_it_was_and_a_damaged_file_is_refused(site):
-    file, half = site.folder / "mine.toml", to_toml([])[:-5]
+    file, half = site.folder / "mine.json", to_json([])[:-5]
     arguments = (*DEMO, *cards(site, ("Big", 500)), "--no-emit-gpu-telemetry")
     file.write_text(half)
     assert_refused(
@@ -170,8 +170,8 @@ def test_a_probe_that_is_stopped_or_killed_goes_on_where_it_was_and_a_damaged_fi
             assert not list(site.local.iterdir())
     done = probe(site, *arguments, more=("--out", file, "--json")).wait()
     assert done.exit_code == 0, done.stderr
-    named = probe(site, *arguments, more=("--out", "mine.toml")).wait().stdout.splitlines()[-1]
-    assert named.startswith("next: badcjobs plan SOURCE --from mine.toml -- --engine=demo ")
+    named = probe(site, *arguments, more=("--out", "mine.json")).wait().stdout.splitlines()[-1]
+    assert named.startswith("next: badcjobs plan SOURCE --from mine.json -- --engine=demo ")
     words = shlex.split(named.removeprefix("next: badcjobs ").replace("SOURCE", shlex.quote("night é.wav")))
     assert "a probe of Big" in site.badcjobs(*words).stdout
     assert tried(done) and not known & set(tried(done))
@@ -275,7 +275,7 @@ plan manifest.csv --rate 400 --chunk-length 9
 plan manifest.csv --rate 400 --site odd.toml
 probe empty.wav notes.wav pipe.wav missing.wav . -- --engine demo --simulate 1
 probe empty.wav --config probe.margin_percent=99 --config probe.lengths_s=[0,10] -- --engine demo --simulate 1
-probe good.wav --out notes.wav/probe.toml -- --engine demo --simulate 1
+probe good.wav --out notes.wav/probe.json -- --engine demo --simulate 1
 probe good.wav --html nowhere/probe.html -- --engine demo --simulate 1
 check --site atlantis
 plan manifest.csv --rate 400 --site atlantis

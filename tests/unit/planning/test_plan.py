@@ -43,7 +43,7 @@ from rooms.root import (
 )
 from rooms.sources import WHOLE, PlannedRow, Remarks, Surveyor, open_sources, read_header
 from rooms.store import DeviceWork, JobFacts, MergeOrder, StateTime, merge
-from rooms.workers import Learned, subject_of, to_toml
+from rooms.workers import Learned, subject_of, to_json
 from support.brief import line, literal
 from support.facts import TASK, device
 from support.pages import tree
@@ -448,21 +448,22 @@ def test_the_speed_is_that_of_the_best_probe(tmp_path, monkeypatch, pages):
 
     def store(path, probes):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(to_toml(probes))
+        Path(path).write_text(to_json(probes))
         return Path(path)
 
     for name, text in STORES.items():
-        tell(name, speed_from=store("p.toml", probed(text, mine, here)), config="w1.toml")
+        tell(name, speed_from=store("p.json", probed(text, mine, here)), config="w1.toml")
     others = [one for subject in ("other --x", "b", "c", "d") for one in probed(STORES["other workers"], subject, here)]
-    tell("other engines", speed_from=store("p.toml", others), config="w1.toml")
-    four = store("my probes.toml", probed(STORES["mine of four"], mine, here))
+    tell("other engines", speed_from=store("p.json", others), config="w1.toml")
+    four = store("my probes.json", probed(STORES["mine of four"], mine, here))
     tell("any workers", speed_from=four)
     tell("a rate beside a probe", speed_from=four, rate=7.0)
-    tell("damaged", speed_from=Path("w1.toml"))
-    tell("not there", speed_from=Path("gone.toml"), flags={**flags, "engine_arg": ["--burn-s=1"]})
+    Path("damaged.json").write_text("{")
+    tell("damaged", speed_from=Path("damaged.json"))
+    tell("not there", speed_from=Path("gone.json"), flags={**flags, "engine_arg": ["--burn-s=1"]})
     tell("a rate alone", rate=7.0)
     tell("nothing is known", environ={"HOME": str(tmp_path)})
-    store(".cache/badcjobs/probe.toml", probed(STORES["two models"], "hawkears", here)[:1])
+    store(".cache/badcjobs/probe.json", probed(STORES["two models"], "hawkears", here)[:1])
     tell("from the cache", environ={"HOME": str(tmp_path)}, flags={}, config="w2.toml")
     tell("the cache, but another engine", environ={"HOME": str(tmp_path)})
     (tmp_path / "raw" / "tasks").mkdir(parents=True)
@@ -497,13 +498,13 @@ def test_recordings_are_cut_to_the_cheapest_length_and_the_script_has_the_worker
         key = ProbeKey("V100", 32 * 2**30, "hawkears", "2.3.0", "hawkears", workers, workers)
         result = ProbeResult(3600.0, None, 3600.0, 1806.0, rates[1])
         found.append(Probed(key, trials, result, True, f"2026-07-0{workers}"))
-    (short_path / "p.toml").write_text(to_toml(found))
+    (short_path / "p.json").write_text(to_json(found))
     said = {}
     for name, prefer, starts in (
         ("cheap", "cheapest", [*range(0, 1_728_000, 288_000), 0]),
         ("fast", "fastest", [0, 0]),
     ):
-        order = {"rate": None, "speed_from": Path("p.toml"), "site": "sockeye", "plan": PlanSettings(prefer)}
+        order = {"rate": None, "speed_from": Path("p.json"), "site": "sockeye", "plan": PlanSettings(prefer)}
         (short_path / "x.toml").write_text('[submit]\naccount = "st-lab-1-gpu"\n')
         planned = plan(short_path, "july", out=Path(name), config="x.toml", **order)
         said[f"{name}.txt"] = plan_text(planned).replace(str(short_path), "HERE")
@@ -519,10 +520,10 @@ def test_recordings_are_cut_to_the_cheapest_length_and_the_script_has_the_worker
         billed = choice.units_per_1000_audio_hours * (1734 + 294) / 3_600_000
         assert planned.plan.billed_units == pytest.approx(billed), "per hour of recordings: overlaps cost more"
         assert document["tasks"]["units_per_1000_audio_hours"] == pytest.approx(choice.units_per_1000_audio_hours)
-    kept = plan(short_path, "july", rate=None, speed_from=Path("p.toml"), site="sockeye", flags={"chunk_length": 300.0})
+    kept = plan(short_path, "july", rate=None, speed_from=Path("p.json"), site="sockeye", flags={"chunk_length": 300.0})
     assert kept.cutting.chunk_length_s == 300 and kept.plan.survey.lengths.rows == 7, "as it was asked for"
     write_files("m.csv: rows\n  1 × r#,c#,july/a.wav,0,582000,0,,x", short_path)
-    beside = plan(short_path, "july", "m.csv", rate=None, speed_from=Path("p.toml"), site="sockeye")
+    beside = plan(short_path, "july", "m.csv", rate=None, speed_from=Path("p.json"), site="sockeye")
     assert beside.cutting.chunk_length_s is None and {one.chunk_s for one in beside.plan.choices} == {870}
     tables = [re.findall(r"^ {5}\d .*ed$", text.replace("→ ", ""), re.M) for text in said.values()]
     assert tables[0] == tables[1], "only the arrow moves"
@@ -567,8 +568,8 @@ def test_row_arrow_speed_cost_run_line_and_shards_are_one_choice(
     trials = tuple(Trial(s, False, FITS, 9, 3.0, rate, 1, 2**30, 12.0) for s, rate in PROBED_S.items())
     key = ProbeKey("V100", 32 * 2**30, "demo", "0.1.0", "demo", 3, 3)
     probes = [Probed(key, trials, ProbeResult(960.0, None, 960.0, 240.0, 1200.0), True)]
-    (short_path / "p.toml").write_text(to_toml(probes))
-    order = {"rate": None, "speed_from": Path("p.toml"), "site": "sockeye", "plan": PlanSettings(prefer)}
+    (short_path / "p.json").write_text(to_json(probes))
+    order = {"rate": None, "speed_from": Path("p.json"), "site": "sockeye", "plan": PlanSettings(prefer)}
     (short_path / "x.toml").write_text('[submit]\naccount = "st-lab-1-gpu"\n')
     planned = plan(short_path, "july", out=Path("p"), config="x.toml", flags={"engine": "demo"}, **order)
     made, text = planned.plan, plan_text(planned)
@@ -607,8 +608,8 @@ def test_what_is_not_planned_asks_for_the_workers_that_it_will_have(tmp_path):
     trial = Trial(300.0, False, FITS, 3, 2.0, 1500.0, host_peak_bytes=6 * 2**30)
     key = ProbeKey("V100", 32 * 2**30, "hawkears", "2.3.0", "hawkears", 4, 4)
     (tmp_path / ".cache" / "badcjobs").mkdir(parents=True)
-    store = tmp_path / ".cache" / "badcjobs" / "probe.toml"
-    store.write_text(to_toml([Probed(key, (trial,), ProbeResult(600.0, None, 600.0, 300.0, 1500.0), True)]))
+    store = tmp_path / ".cache" / "badcjobs" / "probe.json"
+    store.write_text(to_json([Probed(key, (trial,), ProbeResult(600.0, None, 600.0, 300.0, 1500.0), True)]))
     assert ask(cut) == (4, 4, 8, 1500.0)
     assert ask() == (3, 3, 10, 1125.0), "what 300 s need says nothing about recordings of any length"
     assert ask(cut, mem="5G", cpus=4) == (2, 4, 5, 750.0), "as many as the memory holds"

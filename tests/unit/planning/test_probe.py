@@ -145,7 +145,7 @@ def test_models_are_searched_apart_with_their_lanes_within_the_memory_of_the_nod
     said = list[str]()
     three = (cards, {"workers_per_gpu": "2"}, 24), (cards[:1], {"engine_args": ("--threads=3",)}, 1)
     for devices, options, cores in (*three, ([], {"cpu_workers": 3}, 8)):
-        store = ProbeStore(tmp_path / f"{cores}.toml")
+        store = ProbeStore(tmp_path / f"{cores}.json")
         settings = RunSettings(source=("a.wav",), **{"engine": "demo", **options})  # type: ignore[arg-type]
         order = planning.ProbeOrder(settings, ProbeSettings(trial_s=3.0))
         engine_words = " ".join(settings.engine_args).replace("=", " ").split()
@@ -187,7 +187,7 @@ def test_out_of_memory_decides_a_trial_then_the_first_final_failure_and_nothing_
 
 
 def test_the_text_and_the_page_have_the_curve_the_best_length_and_what_is_safe(pages):
-    kept = "cache/probe.toml; later runs read it"
+    kept = "cache/probe.json; later runs read it"
     probed = {name: probed_of(name, text) for name, text in (one.split(" | ") for one in SHOWN)}
     texts = [f"## {name}\n{planning.probe_text([one], kept)}\n" for name, one in probed.items()]
     texts.append(f"## two\n{planning.probe_text([probed['found'], probed['not finished']], 'x', ['a note'])}\n")

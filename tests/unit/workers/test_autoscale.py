@@ -13,7 +13,7 @@ from rooms import workers
 from rooms.model import TOO_LONG, ChunkStarted, Decision, Device, MemoryHeld, Probed, ProbeKey, Trial, WorkerPlan
 from rooms.planning import evaluate
 from rooms.root import BadInput, Launcher, Project, RunSettings, SessionBroken, SystemClock
-from rooms.workers import Learned, Lesson, MemoryLimit, ProbeStore, read_probes, to_toml
+from rooms.workers import Learned, Lesson, MemoryLimit, ProbeStore, read_probes, to_json
 from support.brief import line, literal
 from support.hand_clock import HandClock
 from support.probes import GIB, KEY, trial
@@ -239,15 +239,14 @@ names = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 def test_what_is_written_is_read_again_whatever_the_names(key, trials, finished, evaluated):
     ordered = tuple(sorted(trials, key=lambda one: (one.lean, one.length_s)))
     strange = Probed(key, ordered, FOUND.result if evaluated else None, finished, "2026-07-01" if evaluated else None)
-    text = to_toml([strange, FOUND])
+    text = to_json([strange, FOUND])
     back = workers.parse_probes(text)
     assert {one.key: one for one in back}[key] == (strange if key != KEY.key else back[0])
-    assert to_toml(reversed(back)) == text
-    assert text.startswith("# The longest chunks that fit: found by badcjobs probe")
+    assert to_json(reversed(back)) == text
 
 
 def test_a_store_keeps_what_others_have_written_and_is_made_with_its_first_entry(tmp_path):
-    store = ProbeStore(tmp_path / "cache" / "probe.toml")
+    store = ProbeStore(tmp_path / "cache" / "probe.json")
     store.open()
     assert store.find(KEY.key) == Probed(KEY.key)
     other = replace(FOUND, key=replace(KEY.key, gpu="H200"))
@@ -259,32 +258,33 @@ def test_a_store_keeps_what_others_have_written_and_is_made_with_its_first_entry
         found.append(" ".join(f"{one.key.gpu[-4:]}:{len(one.trials)}" for one in probes) or store.file.exists())
     assert found == [False, "V100:5", "H200:5 V100:5", "H200:5 V100:1", "H200:5", True]
     store.open()
-    assert [path.name for path in store.file.parent.glob("[!.]*")] == ["probe.toml"]
+    assert [path.name for path in store.file.parent.glob("[!.]*")] == ["probe.json"]
 
 
 def test_probes_that_write_at_the_same_moment_lose_nothing_of_each_other(tmp_path):
     def write(number):
         for k in range(4):
-            ProbeStore(tmp_path / "probe.toml").put(replace(FOUND, key=replace(KEY.key, gpu=f"{number}-{k}")))
+            ProbeStore(tmp_path / "probe.json").put(replace(FOUND, key=replace(KEY.key, gpu=f"{number}-{k}")))
 
     children = [multiprocessing.get_context("fork").Process(target=write, args=(number,)) for number in range(3)]
     for deed in ("start", "join"):
         for child in children:
             getattr(child, deed)()
-    assert len(read_probes(tmp_path / "probe.toml")) == 12
+    assert len(read_probes(tmp_path / "probe.json")) == 12
 
 
-GOOD = to_toml([FOUND])
+GOOD = to_json([FOUND])
 DAMAGED = [
-    "", "nonsense", "version = 2", "version = 1\ngpu = 3", "version = 1\n[[gpu]]\nengine = 'demo'", "\xff", GOOD[:-30],
-    GOOD.replace("length_s = 60.0", "length_s = nan"), GOOD.replace("workers = 1", "workers = true"),
-    GOOD.replace("workers = 1", "workers = 1.0"), GOOD.replace('gpu = "Tesla V100"\n', ""),
+    "", "nonsense", "3", '{"version": 2}', '{"version": 1, "probes": 3}', '{"version": 1, "probes": [{"key": {}}]}',
+    "\xff", GOOD[:-30], GOOD.replace('"length_s": 60.0', '"length_s": NaN'),
+    GOOD.replace('"workers": 1', '"workers": true'), GOOD.replace('"workers": 1', '"workers": 1.0'),
+    GOOD.replace('"gpu": "Tesla V100",', ""),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", DAMAGED, ids=range(len(DAMAGED)))
 def test_a_damaged_file_and_one_that_no_probe_has_written_are_left_alone(tmp_path, text):
-    raw, file = text.encode("latin-1"), tmp_path / "probe.toml"
+    raw, file = text.encode("latin-1"), tmp_path / "probe.json"
     file.write_bytes(raw)
     with pytest.raises(ValueError):
         read_probes(file)
@@ -295,9 +295,9 @@ def test_a_damaged_file_and_one_that_no_probe_has_written_are_left_alone(tmp_pat
 
 def test_later_runs_are_promised_only_for_files_that_they_read(tmp_path, pages):
     (tmp_path / "cache").symlink_to(tmp_path / ".cache")
-    names = (".cache/badcjobs/probe.toml", "cache/badcjobs/probe.toml", "july/probe.toml", "july/ps.toml")
+    names = (".cache/badcjobs/probe.json", "cache/badcjobs/probe.json", "july/probe.json", "july/ps.json")
     said = [f"{name}: {workers.describe_readers(tmp_path / name, {'HOME': str(tmp_path)})}" for name in names]
-    said.append(f"without a home, probe.toml: {workers.describe_readers(tmp_path / 'probe.toml', {})}")
+    said.append(f"without a home, probe.json: {workers.describe_readers(tmp_path / 'probe.json', {})}")
     pages({"readers.txt": "\n".join(said).replace(str(tmp_path), "/…")})
 
 
@@ -321,12 +321,12 @@ def test_a_run_keeps_to_what_a_probe_of_the_same_found_safe(tmp_path, pages):
     engine, said = workers.DemoEngine(workers.EngineStart((), {}, Launcher("test"), SystemClock())), []
     engine.version = "1.0"
     (tmp_path / "damaged.toml").write_text("version =")
-    files = [tmp_path / "damaged.toml", *workers.known_files("probe.toml", tmp_path, {})]
+    files = [tmp_path / "damaged.toml", *workers.known_files("probe.json", tmp_path, {})]
     settings = RunSettings(tmp_path, engine="demo", engine_args=("--x",))
     for case in (DATA / "probe_limits.txt").read_text().splitlines()[1:]:
         granted, *probes = (part.split() for part in case.partition("  #")[0].split(" | "))
         known = [replace(PROBES[one], key=replace(KEY.key, **options(words))) for one, *words in probes]
-        files[1].write_text(to_toml(known))
+        files[1].write_text(to_json(known))
         said.append(f"{case} → {line(workers.find_limits(files, plans(**options(granted)), engine, settings))}")
     pages({"limits.txt": "\n".join(said)})
 
