@@ -225,13 +225,18 @@ def parse_prefix(text: str, search_path: str | None) -> list[str]:
         raise BadInput(f"--engine-prefix {text!r} cannot be read", why=str(error), fix=example) from error
     if not words:
         raise BadInput("--engine-prefix is empty", fix=example)
-    if shutil.which(words[0], path=search_path) is None:
-        raise NotHere(
-            f"the program {words[0]!r} of --engine-prefix was not found",
-            why="it is neither an executable file nor on PATH",
-            fix=f"command -v {shlex.quote(words[0])}   (on the compute node: load its module first)",
-        )
+    require_program(words[0], "--engine-prefix", search_path)
     return words
+
+
+def require_program(program: str, option: str, search_path: str | None) -> None:
+    """Raise NotHere if the program of an option is not on this machine."""
+    if shutil.which(program, path=search_path) is None:
+        raise NotHere(
+            f"the program {program!r} of {option} was not found",
+            why="it is neither an executable file nor on PATH",
+            fix=f"command -v {shlex.quote(program)}   (on the compute node: load its module first)",
+        )
 
 
 class FifoProcess:

@@ -304,7 +304,7 @@ def plan_workers(task: Task) -> Autoscaler:
     is_shared = settings.mps != "off" and find_site_pipe(task.world.environ) is not None
     engine = task.resolved.engine
     granted_bytes = own_memory_bytes(task.resolved.allocation.facts)
-    meter = Meter(devices, granted_bytes, task.world.clock, task.records.memory_peaks, task.records.memory_held)
+    meter = Meter(granted_bytes, task.world.clock, task.records.memory_peaks, task.records.memory_held)
     workers = Autoscaler(
         devices,
         meter,

@@ -84,7 +84,6 @@ class Performance(NamedTuple):
     rate: float = 0.0  # seconds of audio (or chunks) per second
     left_s: float = 0.0  # the time that the rest of the work takes
     device_peak_bytes: int = 0  # memory in use on the fullest device; 0: not known
-    device_share: float = 0.0  # of its memory
     peak_bytes: int | None = None  # main memory in use; None: not known
 
 
@@ -259,10 +258,11 @@ def find_limit(now: Performance, trials: Trials, limits: Limits) -> Limit:
     """Return how many workers the cores, the device and the main memory hold, by what the present ones use."""
     workers = trials.workers
     limit = Limit(limits.most)
-    if now.device_share > 0:
-        room = max(workers, fitting_workers(workers, now.device_share))
+    if now.device_peak_bytes and limits.device_bytes:
+        worker_bytes = now.device_peak_bytes / workers
+        room = max(workers, fitting_workers(limits.device_bytes, worker_bytes))
         if room < limit.workers:
-            figures = {"memory_share": now.device_share * (room + 1) / workers}
+            figures = {"memory_share": worker_bytes * (room + 1) / limits.device_bytes}
             limit = Limit(room, Code.NO_DEVICE_MEMORY_FOR_MORE, figures)
 
     granted_bytes = limits.granted_bytes
@@ -301,7 +301,6 @@ def _trial(now: Performance, trials: Trials) -> dict[str, Any]:
 class Meter:
     """Measures the workers of a task, from one change of their number to the next."""
 
-    devices: Sequence[tuple[int, Device]]
     granted_bytes: int | None
     clock: Clock
     memory_peaks: Callable[[float], dict[int, int]]  # by device_id, over the last seconds
@@ -363,17 +362,10 @@ class Meter:
             return None
         if self.granted_bytes is not None and held is not None and self._peak_bytes is None:
             return None
-        on_devices = self.memory_peaks(_PEAKS_S)
-        shares = [
-            on_devices[device_id] / device.memory_total_bytes
-            for device_id, device in self.devices
-            if device_id in on_devices and device.memory_total_bytes
-        ]
         return Performance(
             rate=(work - self._work_before) / took_s,
             left_s=left * took_s / new_chunks,
-            device_peak_bytes=max(on_devices.values(), default=0),
-            device_share=max(shares, default=0.0),
+            device_peak_bytes=max(self.memory_peaks(_PEAKS_S).values(), default=0),
             peak_bytes=self._peak_bytes,
         )
 

@@ -23,18 +23,19 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from badcjobs.errors import BadInput, NotHere
+from badcjobs.errors import BadInput
 from badcjobs.masking import find_secrets, mask
 from badcjobs.model import Chunk, ChunkResult, ChunkStarted, WorkerPlan
-from badcjobs.processes import Process, fingerprint_of, last_lines, worker_environment
+from badcjobs.processes import Process, fingerprint_of, last_lines, require_program, worker_environment
 from badcjobs.seams import EngineTraits, More, SessionBroken, nothing_more
+from badcjobs.settings import RunSettings
 from badcjobs.store.atomic_write import fresh_file, make_folder
 from badcjobs.store.export_badc import chunk_file
 from badcjobs.workers import policy
 from badcjobs.workers.detection_tables import UnknownTable, parse_detections
 from badcjobs.workers.error_patterns import classify, describe_exit, fault_of_node, stated_class
 from badcjobs.workers.hawkears1 import PLACES_FILE, RARITIES
-from badcjobs.workers.program_start import EngineRequest, EngineStart, HangTimeout
+from badcjobs.workers.program_start import EngineStart, HangTimeout
 from badcjobs.workers.stream_session import log_size, place_facts
 
 log = logging.getLogger(__name__)
@@ -50,9 +51,9 @@ _EXAMPLE = "badcjobs run … --engine command --command 'program {input} {output
 TRAITS = EngineTraits(writes_tables=True, one_program_per_chunk=True)
 
 
-def make_engine(request: EngineRequest) -> CommandEngine:
+def make_engine(settings: RunSettings, start: EngineStart) -> CommandEngine:
     """Return the engine that runs the program of --command."""
-    return CommandEngine(request.start, request.settings.command or "")
+    return CommandEngine(start, settings.command or "")
 
 
 def parse_command(template: str) -> tuple[list[str], bool]:
@@ -130,25 +131,19 @@ class CommandEngine:
     @property
     def version(self) -> str | None:
         """A fingerprint of the files in the command: a changed program is another version."""
-        words = [self._find(self._template[0]) or "", *self._template[1:]]
+        program = shutil.which(self._template[0], path=self.start.environ.get("PATH"))
+        words = [program or "", *self._template[1:]]
         files = [path for path in map(Path, words) if path.is_file()]
         names = " ".join(path.name for path in files)
         return f"{names} {fingerprint_of(files)}" if files else None
-
-    def _find(self, program: str) -> str | None:
-        return shutil.which(program, path=self.start.environ.get("PATH"))
 
     def check(self) -> None:
         """Check that the program exists before any chunk starts."""
         parse_batch_size(self.start.args)
         program = self._template[0]
         may_be_elsewhere = "{" in program or self.start.launcher.prefix_for("")  # in a container
-        if not may_be_elsewhere and self._find(program) is None:
-            raise NotHere(
-                f"the program {program!r} of --command was not found",
-                why="it is neither an executable file nor on PATH",
-                fix=f"command -v {shlex.quote(program)}   (on the compute node: load its module first)",
-            )
+        if not may_be_elsewhere:
+            require_program(program, "--command", self.start.environ.get("PATH"))
 
     def chunks_at_once(self, plan: WorkerPlan) -> int:
         """Return 1: a program runs for one chunk or batch at a time."""

@@ -8,17 +8,18 @@ from pathlib import Path
 from badcjobs.model import WorkerPlan
 from badcjobs.processes import PYTHON, worker_environment
 from badcjobs.seams import EngineTraits
+from badcjobs.settings import RunSettings
 from badcjobs.version import __version__
 from badcjobs.workers.demo_worker import parse_arguments
-from badcjobs.workers.program_start import EngineRequest, EngineStart, HangTimeout
+from badcjobs.workers.program_start import EngineStart, HangTimeout
 from badcjobs.workers.stream_session import StreamSession
 
 TRAITS = EngineTraits(cores_per_chunk=1, simulates_memory=True)
 
 
-def make_engine(request: EngineRequest) -> DemoEngine:
+def make_engine(settings: RunSettings, start: EngineStart) -> DemoEngine:
     """Return the demo engine."""
-    return DemoEngine(request.start)
+    return DemoEngine(start)
 
 
 @dataclass(eq=False)

@@ -24,10 +24,11 @@ from badcjobs.model import USUAL_MEMORY, WorkerPlan
 from badcjobs.paths import ANOTHER_CACHE, shell_line, user_cache
 from badcjobs.processes import ForkParent, ParentGone, ParentLate, fingerprint_of, worker_environment
 from badcjobs.seams import EngineTraits
+from badcjobs.settings import RunSettings
 from badcjobs.workers import policy
 from badcjobs.workers.error_patterns import ErrorPattern
 from badcjobs.workers.hawkears_worker import PLACES
-from badcjobs.workers.program_start import EngineRequest, EngineStart, HangTimeout
+from badcjobs.workers.program_start import EngineStart, HangTimeout
 from badcjobs.workers.stream_session import StreamSession
 
 log = logging.getLogger(__name__)
@@ -79,24 +80,22 @@ TRAITS = EngineTraits(
 )
 
 
-def make_engine(request: EngineRequest) -> HawkEarsEngine:
+def make_engine(settings: RunSettings, start: EngineStart) -> HawkEarsEngine:
     """Return HawkEars 2 as the settings describe it."""
-    settings = request.settings
-    start = request.start
     python = settings.hawkears_python
     script = shutil.which("hawkears", path=start.environ.get("PATH"))
     if not python and script:
         python = python_of(Path(script))
     environ = dict(start.environ)
-    if settings.workers_wanted is None and not request.allow_cpu:
+    if settings.workers_wanted is None and not start.allow_cpu:
         environ.pop(_THREADS, None)  # a job script may set as many threads as the job has cores
     return HawkEarsEngine(
-        replace(start, environ=environ, args=with_absolute_paths(split_options(start.args), request.cwd)),
+        replace(start, environ=environ, args=with_absolute_paths(split_options(start.args), start.cwd)),
         python,
-        request.cwd / (settings.hawkears_root or ""),
-        allow_cpu=request.allow_cpu,
-        hang_timeout=HangTimeout(start_s=request.start_s),
-        forks=settings.workers_wanted != 1,
+        start.cwd / (settings.hawkears_root or ""),
+        allow_cpu=start.allow_cpu,
+        hang_timeout=HangTimeout(start_s=start.start_s),
+        forks=settings.workers_wanted != 1 and not start.allow_cpu,
     )
 
 
@@ -170,14 +169,9 @@ class HawkEarsEngine:
     def _fork_early(self, args: Sequence[str]) -> None:
         """Start the process that forks workers, which answers more than a query; ``open`` does it where this cannot."""
         caches = user_cache(self.start.environ)
-        if not self.forks or self.allow_cpu or caches is None or why_not_writable(caches):
+        if not self.forks or caches is None or why_not_writable(caches):
             return  # a check leaves no caches behind; only ``open`` knows another folder for them
-        plan = WorkerPlan(
-            slot=0,
-            device=None,
-            device_id=None,
-            threads=1,
-        )
+        plan = WorkerPlan(0, None, None, threads=1)
         self._find_parent(hawkears_environment(self.start.environ, plan, args, caches))
 
     def _refusal(self, error: str, python: str) -> BadInput | NotHere:
@@ -216,7 +210,7 @@ class HawkEarsEngine:
                     parent=parent,
                 )
             except ParentGone as error:
-                self._stop_forking(str(error))
+                self._stop_forking(error)
 
     @property
     def _python(self) -> str:
@@ -226,7 +220,7 @@ class HawkEarsEngine:
         """Return the options for our worker program."""
         return [PLACES, *args] if self.start.places else list(args)
 
-    def _stop_forking(self, why: str) -> None:
+    def _stop_forking(self, why: object) -> None:
         if self.forks:
             self.forks = False
             self._parent = None
@@ -235,31 +229,24 @@ class HawkEarsEngine:
     def _find_parent(self, env: Mapping[str, str]) -> ForkParent | None:
         """Return the process that forks workers; None: start them one by one."""
         with self._lock:
-            if not self.forks:
-                return None
-            why = self._why_not_forked(env)
-            if why is None and self._parent is None:
-                why = self._start_parent(env)
-            if why is not None:
-                self._stop_forking(why)
+            if self.forks and self._parent is None:
+                try:
+                    self._parent = self._start_parent(env)
+                except (ParentGone, OSError) as error:
+                    self._stop_forking(error)
             return self._parent
 
-    def _why_not_forked(self, env: Mapping[str, str]) -> str | None:
-        if self.allow_cpu:
-            return "they work on the CPU"
+    def _start_parent(self, env: Mapping[str, str]) -> ForkParent:
+        """Start the process that forks workers; raise ParentGone if workers cannot be forked."""
         if self.start.launcher.prefix_for(""):
-            return "--engine-prefix is set"
+            raise ParentGone("--engine-prefix is set")
         if env[_THREADS] != "1":  # libraries count their threads when they are loaded, in the parent
-            return f"{_THREADS} is {env[_THREADS]}"
-        return None
-
-    def _start_parent(self, env: Mapping[str, str]) -> str | None:
-        """Start the process that forks workers; return why workers cannot be forked from it."""
+            raise ParentGone(f"{_THREADS} is {env[_THREADS]}")
         python = self._python
         options = self._options(self.start.args)
         limit_s = self.hang_timeout.start_s
         try:
-            self._parent = ForkParent(
+            parent = ForkParent(
                 self.start.launcher,
                 lambda fd: [python, str(WORKER), "--parent", str(fd), *options],
                 {**env, **_NO_THREADS},
@@ -268,13 +255,12 @@ class HawkEarsEngine:
             )
         except ParentLate as error:
             raise slow_start(python, limit_s) from error
-        except (ParentGone, OSError) as error:
-            return str(error)
-        self._facts = self._parent.facts
+        self._facts = parent.facts
         why = self._facts.get("unfit") or self._facts.get("error")
-        if why is None:
-            log.info("workers are forked from process %d, which has imported HawkEars", self._parent.pid)
-        return why
+        if why is not None:
+            raise ParentGone(why)
+        log.info("workers are forked from process %d, which has imported HawkEars", parent.pid)
+        return parent
 
 
 # --- the Python of HawkEars -------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from badcjobs.errors import NotHere
 from badcjobs.model import WorkerPlan
 from badcjobs.processes import PYTHON, fingerprint_of
 from badcjobs.seams import EngineTraits
+from badcjobs.settings import RunSettings
 from badcjobs.workers.engine_command import CommandEngine
 from badcjobs.workers.engine_hawkears import (
     HAWKEARS_PATTERNS,
@@ -21,19 +22,20 @@ from badcjobs.workers.engine_hawkears import (
     split_options,
     threads_of,
 )
-from badcjobs.workers.program_start import EngineRequest, EngineStart, HangTimeout
+from badcjobs.workers.program_start import EngineStart, HangTimeout
 
 _RESERVED = ("-i", "--input", "-o", "--output", "--rtype", "-d", "--debug", "--filelist", "--recurse")
 TRAITS = EngineTraits(error_patterns=HAWKEARS_PATTERNS, reads_places=True, writes_tables=True)
 
 
-def make_engine(request: EngineRequest) -> HawkEars1Engine:
+def make_engine(settings: RunSettings, start: EngineStart) -> HawkEars1Engine:
     """Return HawkEars 1 as the settings describe it."""
-    settings = request.settings
-    root = request.cwd / (settings.hawkears_root or "")
-    python = settings.hawkears_python or "python3"
-    start = replace(request.start, args=split_options(request.start.args))
-    return HawkEars1Engine(start, python, root, allow_cpu=request.allow_cpu)
+    return HawkEars1Engine(
+        replace(start, args=split_options(start.args)),
+        settings.hawkears_python or "python3",
+        start.cwd / (settings.hawkears_root or ""),
+        allow_cpu=start.allow_cpu,
+    )
 
 
 class HawkEars1Engine(CommandEngine):

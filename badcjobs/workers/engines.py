@@ -10,7 +10,7 @@ from badcjobs.paths import RunFolder
 from badcjobs.processes import Launcher
 from badcjobs.seams import Clock, Engine, EngineTraits
 from badcjobs.settings import ENGINES, RunSettings
-from badcjobs.workers.program_start import START_S, EngineRequest, EngineStart
+from badcjobs.workers.program_start import START_S, EngineStart
 
 
 def traits_of(name: str | None) -> EngineTraits:
@@ -39,13 +39,16 @@ def choose_engine(
     raw = None
     if settings.keep_raw and settings.out:
         raw = RunFolder(cwd / settings.out).raw
-    start = EngineStart(settings.engine_args, environ, launcher, clock, raw, places)
-    request = EngineRequest(
-        settings=settings,
-        start=start,
-        cwd=cwd,
-        allow_cpu=allow_cpu,
-        start_s=start_s,
+    start = EngineStart(
+        settings.engine_args,
+        environ,
+        launcher,
+        clock,
+        raw,
+        places,
+        cwd,
+        allow_cpu,
+        start_s,
     )
-    engine: Engine = import_module(f"badcjobs.workers.engine_{settings.engine}").make_engine(request)
+    engine: Engine = import_module(f"badcjobs.workers.engine_{settings.engine}").make_engine(settings, start)
     return engine

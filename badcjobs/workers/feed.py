@@ -81,18 +81,13 @@ class AudioSteps:
         """Remove all copies and log how many were used; call it after the workers have ended."""
         stager = self.stager
         stager.stop()
-        if not self._started and not stager.cut_late:
-            return
-        log.info(
-            "staging: chunks read from copies on this node: %d (%.1f MB), read in place: %d, cut on demand: %d,"
-            " failed copies: %d %s",
-            stager.staged,
-            stager.staged_bytes / 1e6,
-            stager.from_source,
-            stager.cut_late,
-            stager.failed_copies,
-            stager.last_failure or "",
-        )
+        if self._started or stager.cut_late:
+            log.info(
+                "staging: chunks read from copies on this node: %d, read in place: %d, cut on demand: %d",
+                stager.staged,
+                stager.from_source,
+                stager.cut_late,
+            )
 
     def _learn(self, model: str, limit: MemoryLimit) -> None:
         """Keep a lower limit for later tasks; called in a worker thread."""

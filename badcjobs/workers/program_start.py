@@ -10,7 +10,6 @@ from pathlib import Path
 
 from badcjobs.processes import Launcher
 from badcjobs.seams import Clock
-from badcjobs.settings import RunSettings
 from badcjobs.workers import policy
 
 START_S = 1800.0  # of an engine: a cold import from a busy filesystem is slow
@@ -80,6 +79,9 @@ class EngineStart:
     clock: Clock
     raw: Path | None = None  # with run.keep_raw: the folder for copies of output files
     places: bool = False  # recordings may have places
+    cwd: Path = Path()  # relative paths in the settings are relative to it
+    allow_cpu: bool = False
+    start_s: float = START_S  # how long an engine may take to start
     oom_kills: Callable[[], int | None] = read_oom_kills
 
     def blame_memory(self, error_class: str, kills_before: int | None) -> str:
@@ -88,14 +90,3 @@ class EngineStart:
         if was_killed and error_class in _MAY_BE_MEMORY:
             return policy.HOST_MEMORY
         return error_class
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineRequest:
-    """What an engine is made from; relative paths are relative to ``cwd``."""
-
-    settings: RunSettings
-    start: EngineStart
-    cwd: Path
-    allow_cpu: bool
-    start_s: float = START_S  # how long it may take to start

@@ -150,11 +150,8 @@ class Stager:
     ahead: int  # the most copies that wait for a worker
     cutter: AudioCutter
     staged: int = 0
-    staged_bytes: int = 0
     from_source: int = 0
     cut_late: int = 0
-    failed_copies: int = 0
-    last_failure: str | None = None
     _failures: int = 0  # in a row
     _number: int = 0
     _stopped: bool = False
@@ -191,14 +188,11 @@ class Stager:
         """Make no more copies, and remove those that no engine uses yet: the disk is full, or fails."""
         with self._changed:
             self._stopped = True
-            self._drop_ready()
+            for copy in list(self._copies.values()):
+                if copy.state is State.READY:
+                    del self._copies[copy.chunk.key]
+                    copy.remove()
             self._changed.notify_all()
-
-    @property
-    def ready(self) -> int:
-        """How many copies wait for an engine."""
-        with self._changed:
-            return sum(copy.state is State.READY for copy in self._copies.values())
 
     # --- for the engines ------------------------------------------------------------------------------------------
 
@@ -234,22 +228,17 @@ class Stager:
                 return None
             copy.state = State.TAKEN
             self.staged += 1
-            self.staged_bytes += copy.size_bytes
             self._changed.notify_all()
             return copy
 
     def _cut_now(self, chunk: Chunk) -> Copy:
-        """Cut a chunk in this thread; remove waiting copies if the disk is full."""
-        size_bytes = size_of(chunk, self.cutter)
+        """Cut a chunk in this thread."""
         with self._changed:
             self.cut_late += 1
-            self.folder.mkdir(parents=True, exist_ok=True)
-            if shutil.disk_usage(self.folder).free < size_bytes:
-                self._drop_ready()
             copy = self._new_copy(chunk)
             copy.state = State.TAKEN
-            copy.size_bytes = size_bytes
         try:
+            self.folder.mkdir(parents=True, exist_ok=True)
             copy.write(self.cutter)
         except BaseException:
             self.release(chunk)
@@ -325,8 +314,6 @@ class Stager:
     def _note_failure(self, why: str) -> None:
         """Count a failed copy; stop after too many in a row: the disk is full, or fails."""
         with self._changed:
-            self.failed_copies += 1
-            self.last_failure = why
             self._failures += 1
             if self._failures >= _MOST_FAILURES and not self._stopped:
                 self._stopped = True
@@ -357,9 +344,3 @@ class Stager:
         copy = Copy(chunk, self.folder / str(self._number) / name, chunk.end_ms)
         self._copies[chunk.key] = copy
         return copy
-
-    def _drop_ready(self) -> None:
-        for copy in list(self._copies.values()):
-            if copy.state is State.READY:
-                del self._copies[copy.chunk.key]
-                copy.remove()

@@ -229,12 +229,8 @@ class StreamSession:
         now_ms = self._clock.now_ms()
         started_at_ms = held.started_at_ms or now_ms
         chunk = held.chunk
-        if event["event"] == "failed":
-            error = mask(event["error"], self._secrets)
-            error_class = event.get("error_class") or classify(error, patterns=self.error_patterns)
-            if policy.ends_process(error_class):
-                self.kill()
-                raise SessionBroken(error_class, error)
+        error_class, error = self._failure_in(event, chunk)
+        if error_class is not None:
             return ChunkResult(
                 chunk,
                 started_at_ms,
@@ -245,22 +241,26 @@ class StreamSession:
 
         if "took_s" in event:  # measured by the worker: our thread may have read the start late
             started_at_ms = now_ms - round(event["took_s"] * 1000)
-        length_s = event.get("audio_s")
-        if event.get("analysed") is False and (chunk.audio_s or 0.0) > _SHORTEST_ANALYSED_S:
-            why = f"{chunk.audio_path} has {length_s:.2f} s of audio instead of {chunk.audio_s:.2f} s"
-            return ChunkResult(
-                chunk,
-                started_at_ms,
-                now_ms,
-                error_class=policy.BAD_AUDIO,
-                error=why,
-            )
-        audio_s = length_s if chunk.audio_s is None else chunk.audio_s
+        audio_s = event.get("audio_s") if chunk.audio_s is None else chunk.audio_s
         self._is_first = False
         self.hang_timeout.learn((now_ms - started_at_ms) / 1000, audio_s)
         detections = tuple(Detection(*row) for row in event["detections"])
         rarities = tuple(Detection(*row) for row in event.get("rarities", ()))
         return ChunkResult(chunk, started_at_ms, now_ms, detections, audio_s, rarities=rarities)
+
+    def _failure_in(self, event: Mapping[str, Any], chunk: Chunk) -> tuple[str | None, str]:
+        """Return the class and the reason of a failure; the class is None if the chunk is done."""
+        if event["event"] == "failed":
+            error = mask(event["error"], self._secrets)
+            error_class = event.get("error_class") or classify(error, patterns=self.error_patterns)
+            if policy.ends_process(error_class):
+                self.kill()
+                raise SessionBroken(error_class, error)
+            return error_class, error
+        if event.get("analysed") is False and (chunk.audio_s or 0.0) > _SHORTEST_ANALYSED_S:
+            why = f"{chunk.audio_path} has {event['audio_s']:.2f} s of audio instead of {chunk.audio_s:.2f} s"
+            return policy.BAD_AUDIO, why
+        return None, ""
 
     def _explain_end(self) -> SessionBroken:
         """Return the error for a process that ended before its work was done."""

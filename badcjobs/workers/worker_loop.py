@@ -238,7 +238,7 @@ class WorkerThread(threading.Thread):
 
         def more(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
             nonlocal alone
-            if alone or (wanted <= 0 and idle <= 0):
+            if alone or self.retired or (wanted <= 0 and idle <= 0):
                 return ()
             fresh = self.queue.more(wanted, idle=idle, fits=self._room(in_hand))
             if fresh is None:
@@ -271,9 +271,7 @@ class WorkerThread(threading.Thread):
         return result
 
     def _room(self, in_hand: InHand) -> Fits:
-        """Return the test of which chunks still fit into the time left; a retired worker takes none."""
-        if self.retired:
-            return lambda chunk: False
+        """Return the test of which chunks still fit into the time left."""
         self._parallel = max(self._parallel, len(in_hand.started_ms))
         return self.setup.timetable(self.plan.device_id, in_hand.starts(), self._parallel)
 

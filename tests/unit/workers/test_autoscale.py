@@ -40,7 +40,7 @@ class Task:
         counts = {"cpus": cpus, "per_gpu": per_gpu, "cpu_workers": cpu_workers}
         counts |= {"chunk_s": chunk, "cores_each": each, "exclusive": exclusive}
         self.peaks, self.held = {}, None  # what is read of the memory
-        meter = workers.Meter(places, granted_bytes, self.clock, {30.0: self.peaks}.get, lambda: self.held)
+        meter = workers.Meter(granted_bytes, self.clock, {30.0: self.peaks}.get, lambda: self.held)
         self.subject = f"V100, {max(1, cpus // max(1, devices))} cores, chunks of {chunk} s"
         self.scaler = workers.Autoscaler(places, meter, self.learned, self.note, **counts)
         self.bench = Bench(folder, self.script, chunks=200, workers=self.scaler.plans)
