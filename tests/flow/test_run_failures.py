@@ -198,7 +198,7 @@ def test_names_and_an_engines_words_reach_neither_terminal_nor_log_as_they_are(s
     assert done.exit_code != 0
     reported = site.task_database().with_suffix(".log").read_text()
     assert not [
-        words for words in (r"rec0/\x1b[31mred failed (", r"\u202eturned\x07", LETTERS) if words not in reported
+        words for words in (r"rec0/\x1b[31mred: try 1 failed (", r"\u202eturned\x07", LETTERS) if words not in reported
     ]
     assert [line for line in (reported + done.stderr).splitlines() if not LINE_OF_A_LOG.match(line)] == []
     merged = site.badcjobs("merge", site.out)
