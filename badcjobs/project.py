@@ -122,17 +122,14 @@ class Project:
         """Check a document and single keys; ``text`` is that of the file, for line numbers in messages."""
         source = _Source(document, text, file, keys or {})
         mistakes = list(source.find_unknown())
-        values = {}
-        for table in ("", *TABLES):
-            values[table] = check_values(table, source.in_file(table), partial(source.place, table), mistakes)
-            if file is not None:
-                values[table] = absolute_paths(values[table], table, file.parent)
-            values[table] |= check_values(table, source.alone(table), partial(_key_place, table), mistakes)
-        limits, hooks = source.alerts(mistakes)
+        values = {table: source.check(table, mistakes) for table in ("", "alerts", *TABLES)}
+        alerts = dict(values["alerts"])
+        hooks = AlertHooks(**{part.name: alerts.pop(part.name) for part in fields(AlertHooks) if part.name in alerts})
         patterns, time_zone = source.recordings(mistakes)
         places = source.places(mistakes)
         refuse(mistakes, "badcjobs guide settings   (lists every key)")
-        return cls(file, values, source.keys, limits, hooks, patterns, time_zone, places, dict(source.programs()))
+        programs = dict(source.programs())
+        return cls(file, values, source.keys, AlertLimits(**alerts), hooks, patterns, time_zone, places, programs)
 
     @property
     def site(self) -> str | None:
@@ -206,10 +203,6 @@ def is_config_file(word: str) -> bool:
     return _KEY_VALUE.fullmatch(word) is None
 
 
-def _key_place(table: str, key: str) -> str:
-    return f"--config {_dotted(table, key)}"
-
-
 def _dotted(table: str, key: str) -> str:
     return f"{table}.{key}" if table else key
 
@@ -250,29 +243,35 @@ class _Source:
         values = self.document.get(table, {})
         return dict(values) if isinstance(values, dict) else {}
 
-    def alone(self, table: str) -> dict[str, Any]:
-        """Return the keys of ``--config`` that belong to a table."""
-        values = {}
+    def whole(self, table: str) -> dict[str, Any]:
+        """Return a table of the file with the keys of ``--config``."""
+        values = self.in_file(table)
         for dotted, value in self.keys.items():
             owner, _, key = dotted.rpartition(".")
             if owner == table:
                 values[key] = value
         return values
 
-    def whole(self, table: str) -> dict[str, Any]:
-        """Return a table of the file with the keys of ``--config``."""
-        return self.in_file(table) | self.alone(table)
+    def check(self, table: str, mistakes: list[str]) -> dict[str, Any]:
+        """Return the checked values of a table; relative paths in the file start at the file."""
+        values = check_values(table, self.whole(table), partial(self.place, table), mistakes)
+        if self.file is None:
+            return values
+        of_file = {key: value for key, value in values.items() if _dotted(table, key) not in self.keys}
+        return values | absolute_paths(of_file, table, self.file.parent)
 
     def programs(self) -> Iterator[tuple[str, str]]:
         """Yield each key that names programs, with its value."""
         for table, keys in SETTINGS.items():
             for key, value in self.in_file(table).items():
-                texts = [value] if isinstance(value, str) else value
+                texts = value if isinstance(value, list) else [str(value)]
                 if keys[key].runs and any(text.endswith(keys[key].runs) for text in texts):
                     yield _dotted(table, key), to_toml(value)
 
     def place(self, table: str, key: str) -> str:
-        """Return the place of a value: file, line and key."""
+        """Return the place of a value: its option, or file, line and key."""
+        if _dotted(table, key) in self.keys:
+            return f"--config {_dotted(table, key)}"
         place = str(self.file)
         line = _lines_of(self.text).get(_dotted(table, key))
         if line is not None:
@@ -296,28 +295,20 @@ class _Source:
             if problem is not None:
                 yield place + problem
 
-    def alerts(self, mistakes: list[str]) -> tuple[AlertLimits, AlertHooks]:
-        """Return the table [alerts]."""
-        table = self.whole("alerts")
-        limits = AlertLimits(**{part.name: table[part.name] for part in fields(AlertLimits) if part.name in table})
-        hooks = AlertHooks(**{part.name: table[part.name] for part in fields(AlertHooks) if part.name in table})
-        mistakes += [self._placed("alerts", problem) for problem in (*limits.problems(), *hooks.problems())]
-        return limits, hooks
-
     def recordings(self, mistakes: list[str]) -> tuple[tuple[NamePattern, ...], tzinfo | None]:
         """Return the patterns and the time zone of the table [recordings]."""
         table = self.whole("recordings")
         time_zone = None
         texts = table.get("patterns", [])
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            mistakes.append(self._placed("recordings", f"patterns = {texts!r} must be a list of strings"))
+            mistakes.append(self._placed(f"patterns = {texts!r} must be a list of strings"))
             texts = []
         patterns, problems = parse_patterns(texts)
-        mistakes += [self._placed("recordings", f"patterns: {problem}") for problem in problems]
+        mistakes += [self._placed(f"patterns: {problem}") for problem in problems]
         try:
             time_zone = parse_time_zone(str(table.get("time_zone", "")))
         except ValueError as error:
-            mistakes.append(self._placed("recordings", f"time_zone: {error}"))
+            mistakes.append(self._placed(f"time_zone: {error}"))
         return patterns, time_zone
 
     def places(self, mistakes: list[str]) -> ProjectPlaces:
@@ -335,15 +326,13 @@ class _Source:
             study_areas[name], problems_here = parse_place(keys)
             problems_here += [f"{key}: unknown key" for key in keys if key not in _OF_A_PLACE]
             problems += [f"study_areas: {name}: {problem}" for problem in problems_here]
-        mistakes += [self._placed("recordings", problem) for problem in problems]
+        mistakes += [self._placed(problem) for problem in problems]
         return ProjectPlaces(everywhere, study_areas)
 
-    def _placed(self, table: str, problem: str) -> str:
+    def _placed(self, problem: str) -> str:
         """Replace the key at the beginning of a problem by its place."""
         key = re.split("[ :]", problem)[0]
-        if f"{table}.{key}" in self.keys:
-            return f"--config {table}.{problem}"
-        return self.place(table, key) + problem[len(key) :]
+        return self.place("recordings", key) + problem[len(key) :]
 
 
 @lru_cache(1)

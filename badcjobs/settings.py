@@ -14,7 +14,7 @@ import posixpath
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,6 +88,7 @@ class Setting:
     path: bool = False  # a path; a relative one starts at the file
     short: str = ""  # one letter: -o
     runs: tuple[str, ...] = ()  # endings of the values that name a program, or code that one runs; "": all values
+    secret: bool = False  # never shown in a message
     example: Any = None  # for a new badcjobs.toml, if there is no default
     key: str = ""
     name: str = ""  # of the attribute
@@ -395,21 +396,9 @@ def _described(kind: type) -> dict[str, Setting]:
         if not facts:  # a field that other tables fill
             continue
         facts["kind"] = _KIND_OF_FIELD[str(of_field.type).removesuffix(" | None")]
-        facts["key"] = facts["key"] or of_field.name
+        facts["key"] = facts.get("key") or of_field.name
         facts.setdefault("metavar", "DIR" if "path" in facts else _METAVARS.get(facts["kind"], ""))
         settings[facts["key"]] = Setting(name=of_field.name, default=of_field.default, **facts)
-    return settings
-
-
-def _alerts() -> dict[str, Setting]:
-    """Return the settings of the table [alerts], whose values ``AlertLimits`` and ``AlertHooks`` check."""
-    examples = {"temperature_c": 83, "utilization_percent": 95}
-    settings = {}
-    for of_field in (*fields(AlertLimits), *fields(AlertHooks)):
-        settings[of_field.name] = Setting(
-            "number", of_field.metadata["help"], default=of_field.default, example=examples.get(of_field.name)
-        )
-    settings["command"] = replace(settings["command"], kind="text", example="notify-lab", runs=_ALWAYS)
     return settings
 
 
@@ -417,7 +406,7 @@ def _alerts() -> dict[str, Setting]:
 SETTINGS: dict[str, dict[str, Setting]] = {
     "": {"site": Setting("text", "rules of the cluster: a known site, or a TOML file", example="sockeye", path=True)},
     **{table: _described(kind) for table, kind in TABLES.items()},
-    "alerts": _alerts(),
+    "alerts": _described(AlertLimits) | _described(AlertHooks),
     "recordings": {
         "patterns": Setting(
             "texts",
@@ -456,7 +445,8 @@ def check_values(
         if setting.unset is not None and value == setting.unset:
             values[key] = None
         elif problem := _find_problem(setting, value):
-            mistakes.append(f"{place_of(key)} = {to_toml(value)} {problem}")
+            shown = "" if setting.secret else f" = {to_toml(value)}"
+            mistakes.append(f"{place_of(key)}{shown} {problem}")
         else:
             values[key] = value
     return values

@@ -107,9 +107,11 @@ def parse_fields(noun: type[Noun], table: Any) -> Noun:
         raise DamagedFile(f"{str(table)[:40]} is not a table")
     values = {}
     for field in fields(noun):  # type: ignore[arg-type]
-        if field.name not in table and (field.default is not MISSING or field.default_factory is not MISSING):
+        if field.name not in table:
+            if field.default is MISSING and field.default_factory is MISSING:
+                raise DamagedFile(f"{field.name} is missing")
             continue
-        value = table.get(field.name)
+        value = table[field.name]
         kinds = str(field.type).split(" | ")
         if not any(_fits(kind, value) for kind in kinds):
             raise DamagedFile(f"{field.name} = {repr(value)[:40]} is not {' or '.join(kinds)}")
@@ -126,8 +128,11 @@ def _fits(kind: str, value: Any) -> bool:
     base, _, items = kind.removesuffix("]").partition("[")
     if base == "float":
         return type(value) in (int, float) and math.isfinite(value)
-    if base == "tuple":
+    if base == "tuple" and items.endswith(", ..."):
         return type(value) is list and all(_fits(items.removesuffix(", ..."), item) for item in value)
+    if base == "tuple":
+        kinds = items.split(", ")
+        return type(value) is list and len(value) == len(kinds) and all(map(_fits, kinds, value))
     if base == "Mapping":
         return type(value) is dict and all(_fits(items.removeprefix("str, "), item) for item in value.values())
     return type(value).__name__.removesuffix("Type") == base

@@ -10,7 +10,7 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -31,6 +31,7 @@ from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import AlertLimits, Device, StandIn
 from badcjobs.report.document import document_of
 from badcjobs.report.job import find_job_database, summarize_database
+from badcjobs.settings import check_values
 from badcjobs.store.connect import as_sqlite_utils, open_sealed, read_only_uri, rows_by_name
 from badcjobs.store.figures import distribution
 from badcjobs.store.publish import TEXT_FORMS
@@ -276,9 +277,12 @@ class Recorder:
         limits = limits or AlertLimits()
         if not isinstance(limits, AlertLimits):
             raise BadArgument(f"limits={limits!r} is not valid", fix="limits=AlertLimits(temperature_c=80)")
-        problems = limits.problems()
-        if problems:
-            raise BadArgument("the limits are not valid", why="\n".join(problems), fix="badcjobs guide telemetry")
+        mistakes: list[str] = []
+        defaults = asdict(AlertLimits())
+        changed = {key: value for key, value in asdict(limits).items() if value != defaults[key]}
+        check_values("alerts", changed, str, mistakes)
+        if mistakes:
+            raise BadArgument("the limits are not valid", why="\n".join(mistakes), fix="badcjobs guide telemetry")
         self._options = RecordingOptions(float(interval_s), _simulated(simulate), limits)
         self._session: RecordingSession | None = None
 

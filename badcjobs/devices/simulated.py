@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from math import cos, inf, pi, sin
 from pathlib import Path
@@ -19,9 +19,9 @@ from urllib.parse import quote
 from badcjobs.errors import BadInput
 from badcjobs.model import METRICS, InventoryDevice, ProcessReading, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader
+from badcjobs.small_files import DamagedFile, parse_fields
 
 Course = Sequence[tuple[float, float]]  # (from_s, value), in order
-Check = Callable[[Any], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +29,23 @@ class SimulatedDevice:
     """One simulated device; its fields are the keys of the script."""
 
     index: int
-    load: Course | None = None  # percent; None: a sine wave
+    load: tuple[tuple[float, float], ...] | None = None  # (from_s, percent); None: a sine wave
     lost_at_s: float | None = None
     back_at_s: float | None = None
-    unsupported: Sequence[str] = ()
+    unsupported: tuple[str, ...] = ()
     name: str = "Simulated GPU"
     memory_total_mib: int = 16 * 1024
-    temperature_c: Course | None = None  # °C; None: follows the load
-    fan_percent: Course | None = None  # percent; None: no fan
+    temperature_c: tuple[tuple[float, float], ...] | None = None  # (from_s, °C); None: follows the load
+    fan_percent: tuple[tuple[float, float], ...] | None = None  # (from_s, percent); None: no fan
     slowdown_c: int | None = None
-    processes: Sequence[tuple[int, int]] | None = None  # (pid, MiB); None: not listed
-    fault: Sequence[tuple[float, str]] = ()  # (at_s, text of the fault)
+    processes: tuple[tuple[int, int], ...] | None = None  # (pid, MiB); None: not listed
+    fault: tuple[tuple[float, str], ...] = ()  # (at_s, text of the fault)
+
+    def __post_init__(self) -> None:
+        if self.index < 0:
+            raise ValueError(f"index = {self.index} is negative")
+        if not {*self.unsupported} <= {*METRICS}:
+            raise ValueError(f"unsupported = {list(self.unsupported)}; allowed are {', '.join(METRICS)}")
 
 
 def simulated_devices(count: int, described: Sequence[SimulatedDevice] = ()) -> list[SimulatedDevice]:
@@ -53,80 +59,42 @@ def load_script(path: Path) -> list[SimulatedDevice]:
     """Read the devices of a simulation script, a TOML file."""
     from badcjobs.settings import read_toml  # late: a recorder needs it only for a script
 
-    return parse_script(read_toml(path)[0], str(path))
+    return parse_script(read_toml(path).document, str(path))
+
+
+@dataclass(frozen=True, slots=True)
+class _Script:
+    """The top of a simulation script."""
+
+    devices: int = 1  # or more, if a later one is described
+    device: tuple[dict[str, Any], ...] = ()
 
 
 def parse_script(document: Mapping[str, Any], source: str = "the simulation script") -> list[SimulatedDevice]:
-    """Return the devices of a script; raise BadInput that names every mistake."""
-    tables = document.get("device", [])
-    count = document.get("devices", 1)
-    unknown = [key for key in document if key not in ("device", "devices")]
-    mistakes = [f"unknown key {key!r}; known are devices and [[device]]" for key in unknown]
-    if not _is_count(count):
-        mistakes.append(f"devices = {count!r} must be a whole number")
-    if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
-        mistakes.append("'device' is not a list of tables: write [[device]] above each device")
-        tables = []
-    for number, table in enumerate(tables, start=1):
-        mistakes += [f"device table {number}: {mistake}" for mistake in _find_mistakes(table)]
+    """Return the devices of a script; raise BadInput with the first mistake in each table."""
+    described = []
+    mistakes = []
+    script = _Script()
+    try:
+        script = _parse_table(_Script, document)
+    except ValueError as error:
+        mistakes.append(str(error))
+    for number, table in enumerate(script.device, start=1):
+        try:
+            described.append(_parse_table(SimulatedDevice, table))
+        except ValueError as error:
+            mistakes.append(f"device table {number}: {error}")
     if mistakes:
-        raise BadInput(f"{source} has mistakes", why="\n".join(mistakes))
-    return simulated_devices(count, [SimulatedDevice(**table) for table in tables])
+        raise BadInput(f"{source} has mistakes", why="\n".join(mistakes), fix="badcjobs guide gpus")
+    return simulated_devices(script.devices, described)
 
 
-def _find_mistakes(table: Mapping[str, Any]) -> Iterator[str]:
-    if "index" not in table:
-        yield "'index' is missing"
-    for key, value in table.items():
-        if key not in _EXPECTED:
-            yield f"unknown key {key!r}; allowed are {', '.join(_EXPECTED)}"
-            continue
-        is_valid, description = _EXPECTED[key]
-        if not is_valid(value):
-            yield f"{key} = {value!r} is not {description}"
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and _is_number(value)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _are_metrics(value: Any) -> bool:
-    return isinstance(value, list) and all(name in METRICS for name in value)
-
-
-def _pairs_of(first: Check, second: Check) -> Check:
-    """Return the check of a list of pairs."""
-
-    def is_pair(value: Any) -> bool:
-        return isinstance(value, list) and len(value) == 2 and first(value[0]) and second(value[1])
-
-    return lambda value: isinstance(value, list) and all(map(is_pair, value))
-
-
-_COURSE = (_pairs_of(_is_number, _is_number), "a list of [from_s, number]")
-_SECONDS = (_is_number, "a number of seconds")
-_EXPECTED = {
-    "index": (_is_count, "a whole number from 0"),
-    "load": _COURSE,
-    "temperature_c": _COURSE,
-    "fan_percent": _COURSE,
-    "lost_at_s": _SECONDS,
-    "back_at_s": _SECONDS,
-    "unsupported": (_are_metrics, f"a list of metrics; allowed are {', '.join(METRICS)}"),
-    "name": (_is_text, "a string"),
-    "memory_total_mib": (_is_count, "a whole number of MiB"),
-    "slowdown_c": (_is_count, "a whole number of °C"),
-    "processes": (_pairs_of(_is_count, _is_count), "a list of [pid, MiB]"),
-    "fault": (_pairs_of(_is_number, _is_text), 'a list of [at_s, "text of the fault"]'),
-}
+def _parse_table(noun: type[Any], table: Mapping[str, Any]) -> Any:
+    names = [part.name for part in fields(noun)]
+    for key in table:
+        if key not in names:
+            raise DamagedFile(f"unknown key {key!r}; allowed are {', '.join(names)}")
+    return parse_fields(noun, table)
 
 
 # --- simulated memory -------------------------------------------------------------------------------------------------

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 __all__ = [
@@ -268,9 +267,9 @@ class ChartData:
 # --- alerts -----------------------------------------------------------------------------------------------------------
 
 
-def _limit(default: float | None, help: str) -> Any:
-    """Describe a key of the table [alerts]."""
-    return field(default=default, metadata={"help": help})
+def _limit(default: float | None, help: str, least: float = 0.1, **more: Any) -> Any:
+    """Describe a number in the table [alerts], as ``settings.Setting`` does."""
+    return field(default=default, metadata={"help": help, "least": least, **more})
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,31 +277,30 @@ class AlertLimits:
     """The limits for alerts; the fields are the keys of the table [alerts]."""
 
     temperature_c: float | None = _limit(
-        None, "alert above this temperature; default: where the GPU slows down, else 83"
+        None, "alert above this temperature; default: where the GPU slows down, else 83", example=83
     )
-    memory_percent: float = _limit(90.0, "alert above this share of the GPU's memory")
-    power_percent: float = _limit(95.0, "alert above this share of the power limit")
+    memory_percent: float = _limit(90.0, "alert above this share of the GPU's memory", most=100.0)
+    power_percent: float = _limit(95.0, "alert above this share of the power limit", most=100.0)
     idle_s: float = _limit(300.0, "alert when a GPU has no work for this long, while work is waiting")
-    energy_percent: float = _limit(5.0, "alert when energy counter and integrated power differ by this much")
+    energy_percent: float = _limit(
+        5.0, "alert when energy counter and integrated power differ by this much", most=100.0
+    )
     utilization_percent: float | None = _limit(
-        None, "alert when a GPU is above this utilization for 10 s, with its processes; default: no alert"
+        None,
+        "alert when a GPU is above this utilization for 10 s, with its processes; default: no alert",
+        most=100.0,
+        example=95,
     )
 
-    def problems(self) -> list[str]:
-        """Return the mistakes in these limits, a sentence each."""
-        problems = []
-        for name, value in asdict(self).items():
-            if name in ("temperature_c", "utilization_percent") and value is None:
-                continue
-            if not _is_finite(value) or value <= 0:
-                problems.append(f"{name} = {value!r} must be a number above 0")
-            elif name.endswith("_percent") and value > 100:
-                problems.append(f"{name} = {value!r} must be at most 100")
-        return problems
 
-
-def _is_finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _check_command(text: str) -> str | None:
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        return f"cannot be split into words: {str(error).lower()}"
+    if not words or not words[0]:
+        return "must name a program"
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,32 +311,17 @@ class AlertHooks:
     """
 
     command: str | None = field(
-        default=None, repr=False, metadata={"help": "called when an alert begins or ends; JSON on stdin"}
+        default=None,
+        repr=False,
+        metadata={
+            "help": "called when an alert begins or ends; JSON on stdin",
+            "example": "notify-lab",
+            "check": _check_command,
+            "runs": ("",),
+            "secret": True,
+        },
     )
-    min_interval_s: float = _limit(600.0, "at most one call per kind of alert and device in this time")
-
-    def problems(self) -> list[str]:
-        """Return the mistakes, a sentence each, without secrets."""
-        problems = []
-        command_problem = self._find_command_problem()
-        if command_problem is not None:
-            problems.append(command_problem)
-        if not _is_finite(self.min_interval_s) or self.min_interval_s < 0:
-            problems.append(f"min_interval_s = {self.min_interval_s!r} must be a number, 0 or above")
-        return problems
-
-    def _find_command_problem(self) -> str | None:
-        if self.command is None:
-            return None
-        if not isinstance(self.command, str):
-            return "command must be a string"
-        try:
-            words = shlex.split(self.command)
-        except ValueError as error:
-            return f"command cannot be split into words: {str(error).lower()}"
-        if not words or not words[0] or "\0" in self.command:
-            return "command must name a program"
-        return None
+    min_interval_s: float = _limit(600.0, "at most one call per kind of alert and device in this time", least=0.0)
 
     def without_secrets(self) -> dict[str, object]:
         """Return what may be stored and shown: only the program of the command."""

@@ -10,7 +10,7 @@ import pytest
 from rooms import telemetry as room
 from rooms.cli import read_topic
 from rooms.model import AlertHooks, AlertLimits, ProcessReading, Reading
-from rooms.root import Project
+from rooms.root import BadInput, Project
 from support.databases import query
 from support.hand_clock import HandClock
 from support.waiting import is_running, wait_for
@@ -145,16 +145,22 @@ def test_ever_new_faults_with_long_texts_do_not_fill_the_log(tmp_path):
 
 NAN = float("nan")
 SECRET = "curl -d @- https://chat/services/T0123/xyzzy"
-SETTINGS = [
-    AlertLimits(), AlertLimits(70, 100, 100.0, 1e6, 100), AlertLimits(memory_percent=100.5), AlertLimits(idle_s=True),
-    AlertLimits(power_percent=None), AlertLimits(NAN, -1, 95, float("inf"), 0), AlertHooks(),
-    AlertHooks(SECRET), AlertHooks(command=""), AlertHooks(f"say '{SECRET}"), AlertHooks(command=3),
-    AlertHooks(min_interval_s=-1), AlertHooks(min_interval_s=NAN), AlertHooks(min_interval_s="1"),
+SETTINGS: list[dict[str, object]] = [
+    {}, {"temperature_c": 70, "idle_s": 1e6, "utilization_percent": 100}, {"memory_percent": 100.5}, {"idle_s": True},
+    {"temperature_c": NAN, "memory_percent": -1, "power_percent": 95, "idle_s": float("inf"), "energy_percent": 0},
+    {"command": SECRET}, {"command": ""}, {"command": f"say '{SECRET}"}, {"command": 3}, {"min_interval_s": -1},
+    {"min_interval_s": NAN}, {"min_interval_s": "1"},
 ]  # fmt: skip
 
 
 def test_settings_name_all_their_mistakes_and_show_no_secret(pages):
-    lines = ["\n  ".join([repr(one), *(one.problems() or ["no mistake"])]) for one in SETTINGS]
+    lines = []
+    for table in SETTINGS:
+        try:
+            project = Project.parse({"alerts": table})
+            lines.append(f"{project.alerts} {project.hooks}")
+        except BadInput as error:
+            lines.append(f"{error.why or error.what}".replace("None: ", ""))
     shown = [str(hooks.without_secrets()) for hooks in (AlertHooks(), AlertHooks(SECRET))]
     text = "\n".join([*lines, "", "shown:", *shown])
     assert "xyzzy" not in text
@@ -272,7 +278,7 @@ def test_the_example_of_the_guide_works_as_it_is_pasted(caller, tmp_path):
     config = tmp_path / "lab.toml"
     config.write_text(section.split("\n\n")[2])
     hooks = Project.read([str(config)], config.parent).hooks
-    assert hooks.command is not None and hooks.problems() == []
+    assert hooks.command is not None
     calls = caller(hooks.command, min_interval_s=hooks.min_interval_s)
     calls.add(HOT)
     calls.finish()
