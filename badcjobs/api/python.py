@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from badcjobs.clock import SystemClock
 from badcjobs.devices.free import (
@@ -54,16 +54,7 @@ class BadArgument(BadInput, ValueError):
     """An invalid argument; also a ``ValueError``, as Python programs expect."""
 
 
-class _LastListing(NamedTuple):
-    question: object
-    at_s: float
-    devices: tuple[DeviceNow, ...]
-
-
-_last_listing: _LastListing | None = None
-
-
-def list_devices(all: bool = False, simulate: int | None = None, max_age_s: float = 0.0) -> list[DeviceNow]:
+def list_devices(all: bool = False, simulate: int | None = None) -> list[DeviceNow]:
     """Return the devices that this process may use, each with its current state.
 
     These are the devices of ``badcjobs gpus``: in a job those that Slurm granted, outside a job all devices; always
@@ -81,19 +72,8 @@ def list_devices(all: bool = False, simulate: int | None = None, max_age_s: floa
         Every GPU of the machine, granted or not (see ``device.granted``).
     simulate
         Simulate this many devices; a number below 1 is a ``ValueError``.
-    max_age_s
-        Answer from the last reading of this process if it is not older than this; by default, read the devices.
     """
-    global _last_listing
-    _check_number("max_age_s", max_age_s, least=0)
-    clock = SystemClock()
-    environ = dict(os.environ)
-    question = (all, simulate, environ)  # the same question gets the same answer
-    last = _last_listing
-    if last is None or last.question != question or clock.monotonic_s() - last.at_s > max_age_s:
-        listing = list_granted(environ, clock, stand_in=_simulated(simulate), everything=all)
-        last = _last_listing = _LastListing(question, clock.monotonic_s(), listing.devices)
-    return list(last.devices)
+    return list(list_granted(dict(os.environ), SystemClock(), _simulated(simulate), everything=all).devices)
 
 
 class PickedDevices(list[DeviceNow]):
@@ -144,10 +124,7 @@ def pick_devices(
     _check_number("max_utilization", max_utilization, least=0, most=100, optional=True)
     _check_number("wait_s", wait_s, least=0)
     _check_number("check_every_s", check_every_s, least=0.01)
-    return _pick(DeviceRequest(count, min_memory_mib, max_utilization, wait_s, check_every_s), stand_in)
-
-
-def _pick(request: DeviceRequest, stand_in: StandIn) -> PickedDevices:
+    request = DeviceRequest(count, min_memory_mib, max_utilization, wait_s, check_every_s)
     environ = dict(os.environ)
     clock = SystemClock()
     locks = DeviceLocks(lock_folder(environ), clock, describe_holder(os.getpid(), Path.cwd()))

@@ -85,12 +85,7 @@ def _list_devices(request: DeviceRequest | None, stand_in: StandIn, *, everythin
     clock = SystemClock()
     variables = environ()
     if request is None:
-        return list_granted(
-            variables,
-            clock,
-            stand_in=stand_in,
-            everything=everything,
-        )
+        return list_granted(variables, clock, stand_in, everything=everything)
     with DeviceLocks(lock_folder(variables), clock, describe_holder(os.getpid(), Path.cwd())) as locks:
         return list_free(variables, stand_in, request, locks, Waiting(clock, remark))
 

@@ -121,11 +121,9 @@ def open_devices(environ: Environ, clock: Clock, stand_in: StandIn) -> Iterator[
         yield opened
 
 
-def list_granted(
-    environ: Environ, clock: Clock, *, stand_in: StandIn | None = None, everything: bool = False
-) -> Listing:
+def list_granted(environ: Environ, clock: Clock, stand_in: StandIn, *, everything: bool = False) -> Listing:
     """Return the devices granted to this process, or (``everything``) all devices, with their processes."""
-    with open_devices(environ, clock, stand_in or StandIn()) as opened:
+    with open_devices(environ, clock, stand_in) as opened:
         devices = [_read_now(device, opened.reader, processes=everything) for device in opened.grant.devices]
         if everything:
             devices += _read_others(opened)

@@ -126,18 +126,18 @@ class NvmlReader(GpuReader):
         mode = try_call(nvml.nvmlDeviceGetMigMode, handle)
         if mode is None or mode[0] != nvml.NVML_DEVICE_MIG_ENABLE:
             return [card]
-        places = range(try_call(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0)
-        slices = {place: try_call(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place) for place in places}
-        slices = {place: slice_ for place, slice_ in slices.items() if slice_ is not None}  # numbers may have gaps
-        if not slices:  # CUDA shows no device for it, so no worker can use it
-            self._warn(f"GPU {card.index} is in MIG mode and has no slices: no program can use it")
-            return []
         devices = [card]
-        for place, slice_ in slices.items():
+        for place in range(try_call(nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
+            slice_ = try_call(nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, place)
+            if slice_ is None:  # the numbers may have gaps
+                continue
             try:
                 devices.append(_describe_slice(nvml, slice_, card))
             except nvml.NVMLError as error:
                 self._warn(f"slice {place} of GPU {card.index} is left out: {error}")
+        if devices == [card]:  # CUDA shows no device for it, so no worker can use it
+            self._warn(f"GPU {card.index} is in MIG mode and has no slices: no program can use it")
+            return []
         return devices
 
     def _warn(self, text: str) -> None:
@@ -311,8 +311,7 @@ _FROM_DCGM = ("sm_activity_percent", "sm_occupancy_percent")
 _DCGM_FIELDS = "1002,1003"  # DCGM_FI_PROF_SM_ACTIVE, DCGM_FI_PROF_SM_OCCUPANCY: fractions from 0 to 1
 _TOO_OLD_S = 5.0
 _DMON_ROW = re.compile(r"GPU\s+(\d{1,6})\s+(\S+)\s+(\S+)")
-_LISTED_ID = re.compile(r"\|\s*(\d{1,6})\s*\|")
-_LISTED_UUID = re.compile(r"Device UUID:\s*(\S+)")
+_LISTED = re.compile(r"^\|\s*(\d{1,6})\s*\|.*?Device UUID:\s*(\S+)", re.DOTALL | re.MULTILINE)
 
 Shares = dict[str, float]  # metric → percent
 
@@ -333,14 +332,7 @@ def parse_dmon_row(text: str) -> tuple[int, Shares] | None:
 
 def parse_discovery(text: str) -> dict[int, str]:
     """Map DCGM's number of a device to its UUID, from ``dcgmi discovery -l``."""
-    uuids = {}
-    number = None
-    for line in text.splitlines():
-        if row := _LISTED_ID.match(line):
-            number = int(row[1])
-        if number is not None and (uuid := _LISTED_UUID.search(line)):
-            uuids[number] = uuid[1]
-    return uuids
+    return {int(number): uuid for number, uuid in _LISTED.findall(text)}
 
 
 class DcgmActivity:

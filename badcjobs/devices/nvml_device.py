@@ -15,7 +15,7 @@ from functools import partial
 from math import inf, isfinite
 from typing import Any
 
-from badcjobs.devices.reading_builder import Call, NoAnswer, Question, ReadingBuilder, check_number, or_none, reason_of
+from badcjobs.devices.reading_builder import Call, NoAnswer, Question, ReadingBuilder, or_none, reason_of
 from badcjobs.model import ProcessReading, Reading
 
 _INVALID_ARGUMENT = 2
@@ -86,7 +86,7 @@ _HOT = (
         # According to the binding CUDA 14 drops the call above; older drivers and bindings do not have this one.
         _call("nvmlDeviceGetTemperatureV", "NVML_TEMPERATURE_GPU"),
     ),
-    (("power_w",), lambda nvml, handle: check_number(nvml.nvmlDeviceGetPowerUsage(handle)) / 1000),
+    (("power_w",), lambda nvml, handle: nvml.nvmlDeviceGetPowerUsage(handle) / 1000),
     (("sm_clock_mhz",), _call("nvmlDeviceGetClockInfo", "NVML_CLOCK_SM")),
     (("memory_clock_mhz",), _call("nvmlDeviceGetClockInfo", "NVML_CLOCK_MEM")),
     (
@@ -105,7 +105,7 @@ _COLD = (
         ("ecc_errors",),
         _call("nvmlDeviceGetTotalEccErrors", "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC"),
     ),
-    (("energy_j",), lambda nvml, handle: check_number(nvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000),
+    (("energy_j",), lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000),
 )
 
 _ACTIVITY = {  # metric → its name in the binding
@@ -124,6 +124,7 @@ _OVERSHOOT_PERCENT = 1.0  # the samples are not taken at the same instant; more 
 
 # Drivers have these fields since 550, the binding has names for them since 12.545.
 _PCIE_BYTES = {"pcie_rx_bytes_per_s": 198, "pcie_tx_bytes_per_s": 197}
+_NO_COUNT = 2**64 - 1
 _MEMBER = {1: "uiVal", 2: "ulVal", 3: "ullVal"}  # by NVML_VALUE_TYPE_
 
 
@@ -220,7 +221,10 @@ def _read_counters(nvml: Any, handle: Any) -> list[int]:
             raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
         if field.nvmlReturn:
             raise nvml.NVMLError(field.nvmlReturn)
-        counts.append(int(check_number(getattr(field.value, _MEMBER.get(field.valueType, "ullVal")))))
+        count = getattr(field.value, _MEMBER.get(field.valueType, "ullVal"))
+        if count == _NO_COUNT:
+            raise NoAnswer("Not Available")
+        counts.append(int(count))
     return counts
 
 

@@ -34,7 +34,6 @@ _OF_A_UNIT = {
 }
 _OF_A_DEVICE = ("index", "memory_total_bytes", "power_limit_w", "slowdown_c", "pid")  # and of its processes
 LIMITS = {name: _OF_A_UNIT[name.rpartition("_")[2]] for name in (*METRICS, *_OF_A_DEVICE)}
-_NOT_AVAILABLE = (2**32 - 1, 2**64 - 1)  # NVML's numbers for "no value"
 
 
 class NoAnswer(Exception):
@@ -59,13 +58,6 @@ def or_none(metric: str, value: Value | None) -> Value | None:
         return None
 
 
-def check_number(number: Any) -> Any:
-    """Return the number; raise NoAnswer if it is NVML's number for "no value"."""
-    if number in _NOT_AVAILABLE:
-        raise NoAnswer("Not Available")
-    return number
-
-
 def reason_of(error: Exception) -> str:
     """Return the text of a library's error, in one line."""
     text = getattr(error, "err_info", None) or error  # amdsmi has the text in err_info
@@ -75,7 +67,7 @@ def reason_of(error: Exception) -> str:
 def try_call(call: Callable[..., Any], *arguments: Any) -> Any:
     """Return the answer of a library; None: the call failed."""
     try:
-        return check_number(call(*arguments))
+        return call(*arguments)
     except Exception as error:  # broad: a device is listed even if one of its facts is missing
         log.debug("%s: %s", call.__name__, reason_of(error))
         return None
@@ -149,7 +141,7 @@ class ReadingBuilder:
     def add(self, metric: str, value: float, source: str | None = None) -> None:
         """Add a value; ``source`` for a metric that has several."""
         try:
-            self.values[metric] = check_range(metric, check_number(value))
+            self.values[metric] = check_range(metric, value)
         except NoAnswer as reason:
             self._failed[metric] = str(reason)
             return

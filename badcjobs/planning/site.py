@@ -14,7 +14,7 @@ from badcjobs import paths as resources
 from badcjobs.clock import SystemClock
 from badcjobs.devices.listing import list_granted
 from badcjobs.errors import BadInput, NotHere
-from badcjobs.model import Billing
+from badcjobs.model import Billing, StandIn
 from badcjobs.project import Project
 from badcjobs.seams import Environ
 from badcjobs.settings import OPTIONS_ONLY, SETTINGS, Setting, read_toml, refuse, to_toml
@@ -223,7 +223,7 @@ def find_here(
         values["submit"]["cluster"] = "local"
         sentences.append(("Slurm", "sbatch not found: badcjobs submit runs the array on this machine"))
     try:
-        devices = list_granted(environ, SystemClock()).devices
+        devices = list_granted(environ, SystemClock(), StandIn()).devices
     except NotHere:
         devices = ()
     names = sorted({device.name or "unknown model" for device in devices})

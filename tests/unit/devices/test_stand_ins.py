@@ -98,7 +98,7 @@ def test_a_script_file_describes_some_devices_and_the_others_are_usual(tmp_path,
     assert opened(simulate=0).inventory() == []
     me, unused_pid = psutil.Process(), 4194999  # no pid is that high
     file.write_text(f"[[device]]\nindex = 0\nprocesses = [[{me.pid}, 900], [{unused_pid}, 10]]\n")
-    everything = list_granted({}, HandClock(), stand_in=StandIn(script=str(file)), everything=True)
+    everything = list_granted({}, HandClock(), StandIn(script=str(file)), everything=True)
     mine = ProcessFacts(me.pid, me.name(), me.username(), 900 * 2**20)
     assert everything.devices[0].processes == (mine, ProcessFacts(unused_pid, None, None, 10 * 2**20))
 
