@@ -85,29 +85,24 @@ class Project:
             else:
                 key, _, text = word.partition("=")
                 keys[key] = parse_value(text)
-        if "" in files:
-            return replace(cls.parse({}, keys=keys), word="")
         if len(files) > 1:
             raise BadInput(
                 f"--config names {len(files)} files: {', '.join(files)}",
                 why="settings come from one file; single keys can be added",
                 fix=f"--config {shell_line(files[0])} --config run.grace_s=60",
             )
-        if files:
-            file = cwd / files[0].removeprefix(_FOUND)
-        else:
-            nearest_file = find_project_file(cwd)
-            if nearest_file is None:
-                return cls.parse({}, keys=keys)
-            file = nearest_file
+        named = files[0] if files else None
+        file = find_project_file(cwd) if named is None else cwd / named.removeprefix(_FOUND)
+        if file is None or named == "":
+            return replace(cls.parse({}, keys=keys), word=named)
 
         document, text, status = read_toml(file)
         project = replace(cls.parse(document, text, file, keys), word=str(file))
-        is_named = bool(files) and not files[0].startswith(_FOUND)
+        is_named = named is not None and not named.startswith(_FOUND)
         if trust is None or is_named:
             return project
         programs = {key: value for key, value in project.programs.items() if key.startswith(tables)}
-        if trust.check(file, status, programs, warn=not files):
+        if trust.check(file, status, programs, warn=named is None):
             return project
         return replace(project, word=f"{_FOUND}{file}")
 

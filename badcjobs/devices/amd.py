@@ -11,7 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from badcjobs.devices.reading_builder import Call, NoAnswer, Question, ReadingBuilder, or_none, reason_of, try_call
+from badcjobs.devices.reading_builder import (
+    Call,
+    NoAnswer,
+    Question,
+    ReadingBuilder,
+    look_up,
+    or_none,
+    reason_of,
+    try_call,
+)
 from badcjobs.devices.sysfs import has_card
 from badcjobs.model import InventoryDevice, ProcessReading, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
@@ -163,12 +172,8 @@ class AmdReader(GpuReader):
 
     def read(self, uuid: str) -> Reading:
         """Read the metrics that are due; fan, energy, errors and processes every 5 s."""
+        device = look_up(uuid, self._devices, self)
         try:
-            if uuid not in self._devices:
-                self.inventory()
-            device = self._devices.get(uuid)
-            if device is None:
-                raise DeviceUnreadable(f"amdsmi lists no device {uuid!r}")
             return device.read(self._open(), self._clock.monotonic_s())
         except DeviceUnreadable:
             raise

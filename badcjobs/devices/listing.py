@@ -108,17 +108,16 @@ class OpenedDevices(NamedTuple):
 def open_devices(environ: Environ, clock: Clock, stand_in: StandIn) -> Iterator[OpenedDevices]:
     """Open a reader and find the granted devices; a simulation starts now."""
     reader = open_reader(stand_in, clock, clock.now_ms(), environ.get("PATH"), environ.get("SYSFS_PATH"))
-    in_slurm = is_in_slurm(environ)
+    inventory = None
+    trouble = None
     with closing(reader):
         try:
             inventory = tuple(reader.inventory())
         except ReaderUnavailable as error:
-            grant = resolve_devices(environ, None, in_slurm=in_slurm)
-            opened = OpenedDevices(NoReader(str(error)), (), grant, trouble=str(error))
-        else:
-            grant = resolve_devices(environ, inventory, in_slurm=in_slurm)
-            opened = OpenedDevices(reader, inventory, grant, trouble=None)
-        yield opened
+            trouble = str(error)
+            reader = NoReader(trouble)
+        grant = resolve_devices(environ, inventory, in_slurm=is_in_slurm(environ))
+        yield OpenedDevices(reader, inventory or (), grant, trouble)
 
 
 def list_granted(environ: Environ, clock: Clock, stand_in: StandIn, *, everything: bool = False) -> Listing:
@@ -143,10 +142,11 @@ def _read_others(opened: OpenedDevices) -> Iterator[DeviceNow]:
         why = "not granted to this task"
         if device.uuid in in_mig_mode:
             why = "in MIG mode: its slices are the devices"
-        yield _read_now(as_device("", device, why), opened.reader, granted=False, processes=True)
+        yield _read_now(as_device("", device, why), opened.reader, processes=True)
 
 
-def _read_now(device: Device, reader: GpuReader, *, granted: bool = True, processes: bool = False) -> DeviceNow:
+def _read_now(device: Device, reader: GpuReader, *, processes: bool = False) -> DeviceNow:
+    granted = device.token != ""
     reading = Reading()
     trouble = None
     if device.uuid is None:

@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 from badcjobs.devices.programs import ProgramFailed, Stream, one_line, run_program
-from badcjobs.devices.reading_builder import NoAnswer, ReadingBuilder
+from badcjobs.devices.reading_builder import NoAnswer, ReadingBuilder, look_up
 from badcjobs.model import InventoryDevice, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
@@ -157,22 +157,16 @@ class NvidiaSmiReader(GpuReader):
             }
             lacking["energy_j"] = "nvidia-smi has no energy counter"
             self._inventory = self._list_devices()
-            self._builders = {device.uuid: ReadingBuilder(lacking) for device in self._inventory}
+            self._builders.update({device.uuid: ReadingBuilder(lacking) for device in self._inventory})
         return list(self._inventory)
 
     def read(self, uuid: str) -> Reading:
         """Return the reading of the newest line of this device."""
-        try:
-            self.inventory()
-        except ReaderUnavailable as error:
-            raise DeviceUnreadable(str(error)) from error
-        if uuid not in self._builders:
-            raise DeviceUnreadable(f"nvidia-smi lists no device {uuid!r}")
-
+        builder = look_up(uuid, self._builders, self)
         stream = self._keep_running()
         received_s, line = self._lines.get(uuid, (0.0, None))
         if line is not None and self.clock.monotonic_s() - received_s <= self._silence_s:
-            return make_reading(self._builders[uuid], self._fields, line)
+            return make_reading(builder, self._fields, line)
         message = stream.last_message or self._last_message
         # The reason has a constant number of seconds: each new text would be a new gap.
         raise DeviceUnreadable(f"nvidia-smi: {message or f'no line for this device in {self._silence_s:g} s'}")

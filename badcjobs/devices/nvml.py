@@ -360,18 +360,19 @@ class DcgmActivity:
         received_s, shares = self._latest.get(uuid, (-inf, {}))
         if self._clock.monotonic_s() - received_s > _TOO_OLD_S:
             shares = {}
-        values: dict[str, Any] = {metric: shares[metric] for metric in lacking if metric in shares}
-        missing = {metric: reason for metric, reason in reading.missing.items() if metric not in values}
+        reason = "dcgmi is not on PATH"
+        if self._stream is not None:
+            reason = f"dcgmi: {self._stream.last_message or 'no data for this device'}"
+        missing = dict(reading.missing)
+        values: dict[str, Any] = {}
         for metric in lacking:
-            if metric not in values:
-                missing[metric] += f"; {self._why_not()}"
+            if metric in shares:
+                values[metric] = shares[metric]
+                del missing[metric]
+            else:
+                missing[metric] += f"; {reason}"
         sources = {**reading.sources, **dict.fromkeys(values, "dcgmi")}
         return replace(reading, **values, missing=missing, sources=sources)
-
-    def _why_not(self) -> str:
-        if self._stream is None:
-            return "dcgmi is not on PATH"
-        return f"dcgmi: {self._stream.last_message or 'no data for this device'}"
 
     def close(self) -> None:
         """Stop dcgmi."""

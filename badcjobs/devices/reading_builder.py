@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from badcjobs.model import METRICS, ProcessReading, Reading
-from badcjobs.seams import DeviceUnreadable
+from badcjobs.seams import DeviceUnreadable, GpuReader, ReaderUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +71,18 @@ def try_call(call: Callable[..., Any], *arguments: Any) -> Any:
     except Exception as error:  # broad: a device is listed even if one of its facts is missing
         log.debug("%s: %s", call.__name__, reason_of(error))
         return None
+
+
+def look_up(uuid: str, devices: Mapping[str, Value], reader: GpuReader) -> Value:
+    """Return what a reader keeps for a device; it lists the devices if it does not know this one."""
+    try:
+        if uuid not in devices:
+            reader.inventory()
+    except ReaderUnavailable as error:
+        raise DeviceUnreadable(str(error)) from error
+    if uuid not in devices:
+        raise DeviceUnreadable(f"{reader.backend} lists no device {uuid!r}")
+    return devices[uuid]
 
 
 class Question:

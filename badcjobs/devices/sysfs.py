@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from badcjobs.devices.reading_builder import NoAnswer, ReadingBuilder, or_none
+from badcjobs.devices.reading_builder import NoAnswer, ReadingBuilder, look_up, or_none
 from badcjobs.model import METRICS, InventoryDevice, Reading
 from badcjobs.seams import DeviceUnreadable, GpuReader, ReaderUnavailable
 
@@ -65,14 +65,7 @@ class SysfsReader(GpuReader):
 
     def read(self, uuid: str) -> Reading:
         """Read every file that the driver has."""
-        try:
-            if uuid not in self._cards:
-                self.inventory()
-        except ReaderUnavailable as error:
-            raise DeviceUnreadable(str(error)) from error
-        if uuid not in self._cards:
-            raise DeviceUnreadable(f"the kernel lists no device {uuid!r}")
-        card, builder = self._cards[uuid]
+        card, builder = look_up(uuid, self._cards, self)
         if not (card / "device").exists():
             raise DeviceUnreadable("the kernel no longer lists this device")
         builder.begin()
