@@ -117,14 +117,22 @@ class Project:
         """Check a document and single keys; ``text`` is that of the file, for line numbers in messages."""
         source = _Source(document, text, file, keys or {})
         mistakes = list(source.find_unknown())
-        values = {table: source.check(table, mistakes) for table in ("", "alerts", *TABLES)}
+        values = {table: source.check(table, mistakes) for table in SETTINGS}
         alerts = dict(values["alerts"])
         hooks = AlertHooks(**{part.name: alerts.pop(part.name) for part in fields(AlertHooks) if part.name in alerts})
-        patterns, time_zone = source.recordings(mistakes)
-        places = source.places(mistakes)
+        places = source.places(values["recordings"], mistakes)
         refuse(mistakes, "badcjobs guide settings   (lists every key)")
-        programs = dict(source.programs())
-        return cls(file, values, source.keys, AlertLimits(**alerts), hooks, patterns, time_zone, places, programs)
+        return cls(
+            file,
+            values,
+            source.keys,
+            AlertLimits(**alerts),
+            hooks,
+            patterns=parse_patterns(values["recordings"].get("patterns", ()))[0],
+            time_zone=parse_time_zone(values["recordings"].get("time_zone", "")),
+            places=places,
+            programs=dict(source.programs()),
+        )
 
     @property
     def site(self) -> str | None:
@@ -290,44 +298,22 @@ class _Source:
             if problem is not None:
                 yield place + problem
 
-    def recordings(self, mistakes: list[str]) -> tuple[tuple[NamePattern, ...], tzinfo | None]:
-        """Return the patterns and the time zone of the table [recordings]."""
-        table = self.whole("recordings")
-        time_zone = None
-        texts = table.get("patterns", [])
-        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-            mistakes.append(self._placed(f"patterns = {texts!r} must be a list of strings"))
-            texts = []
-        patterns, problems = parse_patterns(texts)
-        mistakes += [self._placed(f"patterns: {problem}") for problem in problems]
-        try:
-            time_zone = parse_time_zone(str(table.get("time_zone", "")))
-        except ValueError as error:
-            mistakes.append(self._placed(f"time_zone: {error}"))
-        return patterns, time_zone
-
-    def places(self, mistakes: list[str]) -> ProjectPlaces:
+    def places(self, recordings: Mapping[str, Any], mistakes: list[str]) -> ProjectPlaces:
         """Return the places in the table [recordings]: of all recordings, and by study area."""
-        table = self.whole("recordings")
-        everywhere, problems = parse_place({key: table[key] for key in _OF_A_PLACE if key in table})
+        everywhere, problems = parse_place({key: recordings[key] for key in _OF_A_PLACE if key in recordings})
+        for problem in problems:
+            key, _, sentence = problem.partition(" ")
+            mistakes.append(f"{self.place('recordings', key)} {sentence}")
         study_areas = {}
-        areas = table.get("study_areas", {})
-        if not isinstance(areas, dict) or not all(isinstance(keys, dict) for keys in areas.values()):
-            problems.append('study_areas must be tables: [recordings.study_areas."NAME"]')
-            areas = {}
-        if areas and not any("{study_area}" in str(pattern) for pattern in table.get("patterns", ())):
-            problems.append("study_areas: no pattern says which recordings are in them")
-        for name, keys in areas.items():
+        problems = []
+        for name, keys in recordings.get("study_areas", {}).items():
             study_areas[name], problems_here = parse_place(keys)
             problems_here += [f"{key}: unknown key" for key in keys if key not in _OF_A_PLACE]
-            problems += [f"study_areas: {name}: {problem}" for problem in problems_here]
-        mistakes += [self._placed(problem) for problem in problems]
+            problems += [f"{name}: {problem}" for problem in problems_here]
+        if study_areas and not any("{study_area}" in pattern for pattern in recordings.get("patterns", ())):
+            problems.append("no pattern says which recordings are in them")
+        mistakes += [f"{self.place('recordings', 'study_areas')}: {problem}" for problem in problems]
         return ProjectPlaces(everywhere, study_areas)
-
-    def _placed(self, problem: str) -> str:
-        """Replace the key at the beginning of a problem by its place."""
-        key = re.split("[ :]", problem)[0]
-        return self.place("recordings", key) + problem[len(key) :]
 
 
 @lru_cache(1)

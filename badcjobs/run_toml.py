@@ -32,10 +32,9 @@ class FrozenRun:
 
     settings: dict[str, Any]
     array: ArrayShape | None
-    patterns: tuple[str, ...] = ()  # the meaning of recording paths
+    recordings: Mapping[str, object] = field(default_factory=dict)  # the table [recordings]
     billing: Billing | None = None  # of the site, so that a report needs no site file
     origin: str = ""  # of the settings of the first task; not read again
-    places: Mapping[str, object] = field(default_factory=dict)  # keys of [recordings]
     filelist_sha256: str = ""  # of the list of the first task; later lists may have more rows
 
     @classmethod
@@ -48,10 +47,9 @@ class FrozenRun:
         return cls(
             settings={key: value for key, value in values.items() if value is not None},
             array=array,
-            patterns=tuple(pattern.text for pattern in settings.patterns),
+            recordings=settings.recordings,
             billing=settings.billing,
             origin=settings.origin,
-            places=settings.places.to_keys(),
             filelist_sha256=digest_filelist(settings, cwd),
         )
 
@@ -80,9 +78,8 @@ class FrozenRun:
         return cls(
             settings=dict(project.values["run"]),
             array=array,
-            patterns=tuple(pattern.text for pattern in project.patterns),
+            recordings={"patterns": (), **project.values["recordings"]},
             billing=billing,
-            places=project.places.to_keys(),
             filelist_sha256=str(document.get("filelist_sha256", "")),
         )
 
@@ -91,11 +88,6 @@ class FrozenRun:
         """How the recordings of this run are cut into chunks."""
         settings = self.settings
         return Cutting(settings.get("cut"), settings.get("chunk_length"), settings.get("overlap", 0.0))
-
-    @property
-    def recordings(self) -> dict[str, object]:
-        """The keys of the table [recordings]."""
-        return {"patterns": self.patterns, **self.places}
 
     @property
     def compared(self) -> dict[str, Any]:
@@ -130,7 +122,7 @@ class FrozenRun:
         words = ["badcjobs", "run", *self.settings.get("source", ()), f"--out={out}", *options]
         line = shell_line(*words)
         has_secret = mask_words(words) != words
-        needs_file = has_secret or self.patterns or self.places
+        needs_file = has_secret or any(self.recordings.values())
         if len(line) <= _LONGEST_COMMAND and line.isprintable() and not needs_file:
             return line
         return shell_line(

@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +29,9 @@ from badcjobs.model import (
     NamePattern,
     ProjectPlaces,
     StandIn,
+    parse_patterns,
     parse_stop_after,
+    parse_time_zone,
 )
 from badcjobs.paths import shell_line, user_name
 from badcjobs.small_files import DamagedFile, check_document, read_with_status
@@ -58,6 +61,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "number": (float, "a number"),
     "numbers": (tuple, "a list of two numbers"),
     "switch": (bool, "true or false"),
+    "table": (dict, 'tables: [recordings.study_areas."NAME"]'),
 }
 _KIND_OF_FIELD = {  # by its annotation
     "Path": "text",
@@ -82,7 +86,7 @@ class Setting:
     least: float | None = None
     most: float | None = None
     among: tuple[str, ...] = ()
-    check: Callable[[str], str | None] | None = None  # returns the problem of a text, or None
+    check: Callable[[Any], str | None] | None = None  # returns the problem of a value of this kind, or None
     unset: object = None  # a value in the file that means "not set"
     frozen: bool = False  # all tasks of a run share it; stored in run.toml
     path: bool = False  # a path; a relative one starts at the file
@@ -121,6 +125,25 @@ def _check_workers(text: str) -> str | None:
     is_count = text.isascii() and text.isdecimal() and 1 <= int(text) <= _MOST_WORKERS
     if text != AUTO and not is_count:
         return f"must be a whole number from 1 to {_MOST_WORKERS}, or auto"
+    return None
+
+
+def _check_patterns(texts: Sequence[str]) -> str | None:
+    mistakes = parse_patterns(texts)[1]
+    return f"must be patterns, but {'; '.join(mistakes)}" if mistakes else None
+
+
+def _check_time_zone(text: str) -> str | None:
+    try:
+        parse_time_zone(text)
+    except ValueError:
+        return "must be an offset such as -07:00 or a time zone such as America/Yellowknife"
+    return None
+
+
+def _check_study_areas(areas: Mapping[str, Any]) -> str | None:
+    if not all(isinstance(keys, dict) for keys in areas.values()):
+        return 'must be tables: [recordings.study_areas."NAME"]'
     return None
 
 
@@ -296,6 +319,11 @@ class RunSettings:
         """How recordings are cut into chunks."""
         return Cutting(self.cut, self.chunk_length_s, self.overlap_s)
 
+    @property
+    def recordings(self) -> dict[str, object]:
+        """The keys of the table [recordings] that all tasks of a run share."""
+        return {"patterns": tuple(pattern.text for pattern in self.patterns), **self.places.to_keys()}
+
     def stand_in(self, cwd: Path) -> StandIn:
         """Return the devices that replace the real ones, with absolute paths."""
         return stand_in(cwd, self.simulate)
@@ -305,8 +333,7 @@ class RunSettings:
         masked = {key: mask_value(getattr(self, setting.name)) for key, setting in SETTINGS["run"].items()}
         values = absolute_paths(masked, "run", cwd)
         alerts = {**asdict(self.alerts), **self.hooks.without_secrets()}
-        recordings = {"patterns": [pattern.text for pattern in self.patterns], **self.places.to_keys()}
-        return json.dumps({**values, "out": str(self.out), "alerts": alerts, "recordings": recordings})
+        return json.dumps({**values, "out": str(self.out), "alerts": alerts, "recordings": self.recordings})
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,18 +440,25 @@ SETTINGS: dict[str, dict[str, Setting]] = {
             "what paths mean, most specific first: badcjobs guide audio",
             default=(),
             example=["{study_area}/{location}/*"],
+            check=_check_patterns,
         ),
         "time_zone": Setting(
             "text",
             "of the recorders' clocks: -07:00, America/Yellowknife; for UTC in exports",
             default="",
             example="-07:00",
+            check=_check_time_zone,
         ),
         "region": Setting("text", "eBird region of the recordings, for the filter of species", example="CA-NT"),
         "latitude": Setting("number", "instead of region, with longitude", example=61.2),
         "longitude": Setting("number", "instead of region, with latitude", example=-115.1),
         "date": Setting("text", "date of the recordings; default: in their names", example="2024-06-01"),
-        "study_areas": Setting("table", "these four keys by study area", example={"Horn": {"region": "CA-NT"}}),
+        "study_areas": Setting(
+            "table",
+            "these four keys by study area",
+            example={"Horn": {"region": "CA-NT"}},
+            check=_check_study_areas,
+        ),
     },
 }
 
@@ -455,10 +489,12 @@ def check_values(
 def _convert(setting: Setting, value: Any) -> Any:
     """Return a value in the type of its setting, if TOML or a caller may write it in another one."""
     is_number = type(value) in (int, float)
-    if is_number and setting.check is not None:
+    if is_number and setting.kind == "text" and setting.check is not None:
         return str(value)
     if is_number and setting.kind == "number":
         return float(value)
+    if isinstance(value, date) and setting.kind == "text":
+        return str(value)
     if not isinstance(value, list | tuple):
         return value
     if setting.kind == "texts" and all(isinstance(text, str) for text in value):

@@ -16,7 +16,6 @@ from badcjobs.devices.reading_builder import NoAnswer, ReadingBuilder, look_up
 from badcjobs.model import InventoryDevice, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
-_NAME = re.compile(r'"([a-z_.]+)"')  # of a field, in the help of nvidia-smi
 _UUID = re.compile(r"GPU-[0-9a-f-]+")
 _NO_VALUE = ("", "ERR!", "N/A", "Not Supported", "Unknown Error")  # and everything in brackets: [Not Supported]
 
@@ -41,6 +40,7 @@ class Field(NamedTuple):
     name: str
 
 
+# Every version has these; of the encoder and the decoder only newer ones report the utilization.
 SAMPLE_FIELDS = (
     Field("utilization_percent", _whole, "utilization.gpu"),
     Field("memory_utilization_percent", _whole, "utilization.memory"),
@@ -52,8 +52,6 @@ SAMPLE_FIELDS = (
     Field("throttle_reasons", _hexadecimal, "clocks_throttle_reasons.active"),  # the name that old drivers have, too
     Field("fan_percent", _whole, "fan.speed"),
     Field("ecc_errors", _whole, "ecc.errors.uncorrected.volatile.total"),
-    Field("encoder_percent", _whole, "utilization.encoder"),
-    Field("decoder_percent", _whole, "utilization.decoder"),
 )
 _INVENTORY = (
     Field("index", _whole, "index"),
@@ -105,10 +103,10 @@ def add_values(builder: ReadingBuilder, fields: Sequence[Field], line: Line) -> 
             builder.add_missing([field.metric], str(reason))
 
 
-def make_reading(builder: ReadingBuilder, fields: Sequence[Field], line: Line) -> Reading:
+def make_reading(builder: ReadingBuilder, line: Line) -> Reading:
     """Return the reading of a line; raise DeviceUnreadable if it has no value."""
     builder.begin()
-    add_values(builder, fields, line)
+    add_values(builder, SAMPLE_FIELDS, line)
     builder.raise_if_empty()
     builder.use_utilization()
     return builder.finish()
@@ -118,6 +116,11 @@ def make_reading(builder: ReadingBuilder, fields: Sequence[Field], line: Line) -
 
 _RESTART_S = 10.0
 _LONGEST_QUOTE = 80
+_LACKING = {
+    "energy_j": "nvidia-smi has no energy counter",
+    "encoder_percent": "not asked of nvidia-smi",
+    "decoder_percent": "not asked of nvidia-smi",
+}
 
 
 @dataclass(eq=False)
@@ -138,7 +141,6 @@ class NvidiaSmiReader(GpuReader):
     def __post_init__(self) -> None:
         self._silence_s = max(3 * self.interval_s, 5.0)
         self._inventory: list[InventoryDevice] = []
-        self._fields: list[Field] = []  # those that this version has
         self._builders: dict[str, ReadingBuilder] = {}  # by UUID
         self._lines: dict[str, tuple[float, Line]] = {}  # the newest, with the time when it was received
         self._stream: Stream | None = None
@@ -148,16 +150,8 @@ class NvidiaSmiReader(GpuReader):
     def inventory(self) -> Sequence[InventoryDevice]:
         """List the devices; nvidia-smi runs once, and its answer is kept."""
         if not self._inventory:
-            names = set(_NAME.findall(self._run("--help-query-gpu")))
-            self._fields = [field for field in SAMPLE_FIELDS if field.name in names]
-            lacking = {
-                field.metric: f"this version of nvidia-smi does not have {field.name}"
-                for field in SAMPLE_FIELDS
-                if field.name not in names
-            }
-            lacking["energy_j"] = "nvidia-smi has no energy counter"
             self._inventory = self._list_devices()
-            self._builders.update({device.uuid: ReadingBuilder(lacking) for device in self._inventory})
+            self._builders.update({device.uuid: ReadingBuilder(_LACKING) for device in self._inventory})
         return list(self._inventory)
 
     def read(self, uuid: str) -> Reading:
@@ -166,7 +160,7 @@ class NvidiaSmiReader(GpuReader):
         stream = self._keep_running()
         received_s, line = self._lines.get(uuid, (0.0, None))
         if line is not None and self.clock.monotonic_s() - received_s <= self._silence_s:
-            return make_reading(builder, self._fields, line)
+            return make_reading(builder, line)
         message = stream.last_message or self._last_message
         # The reason has a constant number of seconds: each new text would be a new gap.
         raise DeviceUnreadable(f"nvidia-smi: {message or f'no line for this device in {self._silence_s:g} s'}")
@@ -186,7 +180,7 @@ class NvidiaSmiReader(GpuReader):
             return stream
         self._may_start_s = now_s + _RESTART_S
         every_ms = max(1, round(self.interval_s * 1000))
-        command = [self.program, *query_arguments(self._fields), "-lms", str(every_ms)]
+        command = [self.program, *query_arguments(SAMPLE_FIELDS), "-lms", str(every_ms)]
         self._stream = Stream(lambda: command, self._on_line)
         if stream is None:
             self._stream.wait(lambda: len(self._lines) == len(self._inventory), self.timeout_s)
@@ -195,7 +189,7 @@ class NvidiaSmiReader(GpuReader):
         return self._stream
 
     def _on_line(self, text: str) -> bool:
-        line = parse_line(text, self._fields)
+        line = parse_line(text, SAMPLE_FIELDS)
         if line is None:
             return False
         self._lines[line.uuid] = (self.clock.monotonic_s(), line)
@@ -203,7 +197,10 @@ class NvidiaSmiReader(GpuReader):
         return True
 
     def _list_devices(self) -> list[InventoryDevice]:
-        output = self._run(*query_arguments(_INVENTORY))
+        try:
+            output = run_program([self.program, *query_arguments(_INVENTORY)], self.timeout_s)
+        except ProgramFailed as error:
+            raise ReaderUnavailable(f"nvidia-smi cannot list the devices: {error}") from error
         devices = []
         for position, text in enumerate(output.splitlines()):
             line = parse_line(text, _INVENTORY)
@@ -212,12 +209,6 @@ class NvidiaSmiReader(GpuReader):
         if not devices:  # its exit code may still be 0
             raise ReaderUnavailable(f"nvidia-smi lists no device: it prints {one_line(output)[:_LONGEST_QUOTE]!r}")
         return devices
-
-    def _run(self, *arguments: str) -> str:
-        try:
-            return run_program([self.program, *arguments], self.timeout_s)
-        except ProgramFailed as error:
-            raise ReaderUnavailable(f"nvidia-smi cannot list the devices: {error}") from error
 
 
 def _describe(line: Line, position: int) -> InventoryDevice:

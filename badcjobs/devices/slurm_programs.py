@@ -13,10 +13,12 @@ import os
 import re
 import shutil
 import subprocess
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from badcjobs.errors import NotHere
 from badcjobs.locks import try_lock, wait_for_lock
@@ -43,15 +45,7 @@ def ask(
     """Return the output of a program; raise NotHere if it is missing, Unanswered if it does not answer now."""
     program = argv[0]
     try:
-        done = subprocess.run(
-            argv,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            errors="replace",
-            timeout=patience_s,
-            check=False,
-        )
+        done = _run(argv, environ, patience_s)
     except FileNotFoundError as error:
         raise NotHere("there is no Slurm here", why=f"the program {program} is not on PATH", fix=fix) from error
     except OSError as error:
@@ -61,6 +55,21 @@ def ask(
     if done.returncode and "invalid job id" not in done.stderr.lower():
         raise Unanswered(done.stderr.strip() or f"{program} ended with {done.returncode}")
     return done.stdout  # an invalid job id: the job ended long ago
+
+
+def _run(
+    argv: Sequence[str], environ: Environ | None, patience_s: float, **more: Any
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        argv,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        errors="replace",
+        timeout=patience_s,
+        check=False,
+        **more,
+    )
 
 
 def is_here() -> bool:
@@ -121,16 +130,7 @@ def list_nodes(fields: str, environ: Environ) -> str:
 def test_script(script: Path, environ: Environ, cwd: Path) -> tuple[int, str] | None:
     """Let sbatch check a script without submitting it; return exit code and output, None: there is no answer."""
     try:
-        done = subprocess.run(
-            ["sbatch", "--test-only", str(script)],
-            env=dict(environ),
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            errors="replace",
-            timeout=_PATIENCE_S,
-            check=False,
-        )
+        done = _run(["sbatch", "--test-only", str(script)], environ, _PATIENCE_S, cwd=cwd)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.returncode, done.stdout + done.stderr
@@ -156,50 +156,28 @@ def call_sbatch(
     Ctrl-C and a closed terminal signal every process of the session, and an sbatch that ends by a signal may already
     have submitted its job. So it gets its own session; this process delays the signal (``DelayedSignals``).
     """
+    command = ["sbatch", *options, str(script)]
+    report = "sbatch has not answered yet; waiting up to %.0f s"
+    timer = threading.Timer(min(_SILENCE_S, patience_s / 2), log.warning, [report, patience_s])
     try:
         with script.open("rb+") as file:  # NFS needs write access for a lock
             with suppress(OSError):  # a filesystem without locks
                 try_lock(file.fileno())
-            done = _run_sbatch(["sbatch", *options, str(script)], environ, file.fileno(), patience_s)
+            timer.start()
+            done = _run(command, environ, patience_s, start_new_session=True, pass_fds=[file.fileno()])
     except OSError as error:
         return Answer(None, str(error))
     except subprocess.TimeoutExpired as error:
         message = f"sbatch did not answer within {patience_s:.0f} s\n{_output_of(error)}"
         return Answer(None, message.strip(), sure=False)
+    finally:
+        timer.cancel()
     message = done.stderr.strip() or done.stdout.strip()
     if done.returncode > 0:
         is_lost = any(words in message.lower() for words in _LOST_ANSWERS)
         return Answer(None, message, sure=not is_lost)
     number = None if done.returncode else parse_job_id(done.stdout)
     return Answer(number, message or f"sbatch ended with {done.returncode}", sure=number is not None)
-
-
-def _run_sbatch(
-    argv: Sequence[str], environ: Environ | None, lock: int, patience_s: float
-) -> subprocess.CompletedProcess[str]:
-    """Run sbatch as subprocess.run does; if it takes long, log that once, with its output so far."""
-    silence_s = min(_SILENCE_S, patience_s / 2)
-    with subprocess.Popen(
-        argv,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        errors="replace",
-        start_new_session=True,
-        pass_fds=(lock,),
-    ) as process:
-        try:
-            try:
-                stdout, stderr = process.communicate(timeout=silence_s)
-            except subprocess.TimeoutExpired as error:
-                output = _output_of(error) or "no output so far"
-                log.warning("sbatch has not answered yet; waiting up to %.0f s: %s", patience_s, output)
-                stdout, stderr = process.communicate(timeout=patience_s - silence_s)
-        except BaseException:
-            process.kill()
-            raise
-    return subprocess.CompletedProcess(argv, process.returncode, stdout, stderr)
 
 
 def _output_of(error: subprocess.TimeoutExpired) -> str:

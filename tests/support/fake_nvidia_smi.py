@@ -13,7 +13,6 @@ from typing import Any
 
 SETTINGS: dict[str, Any] = {
     "devices": 4,
-    "unknown_fields": [],  # not known to this version
     "unsupported": {},  # field → [device index, …]: "[Not Supported]"
     "lost": [],  # these devices have fallen off the bus
     "unlisted": [],  # these devices are left out of the stream; all of them: it is silent
@@ -26,10 +25,8 @@ FIXED = {
     "name": "NVIDIA Stand-in, 16 GB", "driver_version": "535.129.03", "memory.total": "16384",
     "enforced.power.limit": "300.00", "clocks.sm": "1410", "clocks.mem": "1593", "fan.speed": "[N/A]",
     "clocks_throttle_reasons.active": "0x0000000000000005",
-    "ecc.errors.uncorrected.volatile.total": "0", "utilization.encoder": "0", "utilization.decoder": "3",
+    "ecc.errors.uncorrected.volatile.total": "0",
 }  # fmt: skip
-
-VARYING = ("utilization.gpu", "utilization.memory", "memory.used", "temperature.gpu", "power.draw")
 
 
 def fake_uuid(index: int) -> str:
@@ -90,10 +87,6 @@ def main(folder: Path, arguments: list[str]) -> int:
     if settings["fails"] is not None:
         print(settings["fails"])
         return 9
-    if arguments == ["--help-query-gpu"]:
-        names = {**FIXED, **dict.fromkeys(VARYING)}.keys() - {*settings["unknown_fields"]}
-        print("\n\n".join(f'"{name}" or "{name}.alias"\nWhat it is.' for name in sorted(names)))
-        return 0
     fields = arguments[0].removeprefix("--query-gpu=").split(",")
     if "-lms" not in arguments:
         print("\n".join(line(settings, fields, index) for index in range(settings["devices"])))

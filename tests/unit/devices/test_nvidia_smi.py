@@ -18,7 +18,7 @@ from support.waiting import is_running, wait_for
 
 DATA = Path(__file__).parents[2] / "data" / "nvidia_smi_words.txt"
 REAL_LINE = (  # driver 580 on a H200
-    "GPU-e90fd3dd-be93-5afb-b965-5ee0725cf7e5, 7, 8, 9, 33, 107.85, 375, 3201, 0x0000000000000011, [N/A], 2, 3, 4"
+    "GPU-e90fd3dd-be93-5afb-b965-5ee0725cf7e5, 7, 8, 9, 33, 107.85, 375, 3201, 0x0000000000000011, [N/A], 2"
 )
 
 
@@ -55,7 +55,7 @@ def parsed(said, column=5):
     fields[column] = said
     line = parse_line(", ".join(fields), SAMPLE_FIELDS)
     assert line is not None and line.uuid == fields[0]
-    return make_reading(ReadingBuilder({}), SAMPLE_FIELDS, line)
+    return make_reading(ReadingBuilder({}), line)
 
 
 def test_a_line_is_a_reading_and_what_cannot_be_is_none_with_its_reason_and_never_zero(pages):
@@ -72,7 +72,7 @@ def test_a_line_is_a_reading_and_what_cannot_be_is_none_with_its_reason_and_neve
         assert parse_line(text, SAMPLE_FIELDS) is None
     lost = parse_line(", ".join([uuid, *["[GPU is lost]"] * len(fields)]), SAMPLE_FIELDS)
     with pytest.raises(DeviceUnreadable, match=r"^no metric can be read: GPU is lost$"):
-        make_reading(ReadingBuilder({}), SAMPLE_FIELDS, lost)
+        make_reading(ReadingBuilder({}), lost)
     assert set(METRICS) <= set(LIMITS)
     with closing(sqlite3.connect(":memory:")) as db:
         for low, high in LIMITS.values():
@@ -90,7 +90,7 @@ def test_one_process_serves_every_device_and_every_reading_and_ends_with_the_rea
     assert [reading.power_w for reading in readings] == [100.25, 110.25, 120.25, 130.25]
     assert [reading.memory_used_bytes for reading in readings] == [2**30 * n for n in (1, 2, 3, 4)]
     (stream,) = program.streams()
-    assert (len(program.starts()), stream["arguments"][-1]) == (3, "30")
+    assert (len(program.starts()), stream["arguments"][-1]) == (2, "30")
     for signum in (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):  # Slurm sends them to all processes
         os.kill(stream["pid"], signum)
     program.wait_for_rounds(3)
@@ -100,18 +100,17 @@ def test_one_process_serves_every_device_and_every_reading_and_ends_with_the_rea
     assert reader.read(fake_uuid(0)).temperature_c == 40, "a later reading starts it again"
 
 
-def test_fields_that_this_version_does_not_have_are_left_out_with_their_reason(open_smi):
-    reader, program = open_smi(unknown_fields=["utilization.encoder", "utilization.decoder"], first_line_after_s=0.2)
+def test_what_it_is_not_asked_is_missing_with_its_reason(open_smi):
+    reader, program = open_smi(first_line_after_s=0.2)
     reading = reader.read(fake_uuid(0))
     assert (reading.throttle_reasons, reading.temperature_c, reading.ecc_errors) == (5, 40, 0)
-    lacking = "this version of nvidia-smi does not have utilization."
-    assert reading.missing == {"energy_j": "nvidia-smi has no energy counter", "fan_percent": "N/A",
-                               **{f"{name}_percent": lacking + name for name in ("encoder", "decoder")}}  # fmt: skip
+    asked = {f"{name}_percent": "not asked of nvidia-smi" for name in ("encoder", "decoder")}
+    assert reading.missing == {"energy_j": "nvidia-smi has no energy counter", "fan_percent": "N/A", **asked}
     assert len(program.streams()) == 1
     assert reader.read(fake_uuid(0)) == reading
 
 
-# What it prints instead of a list; its help is as usual.
+# What it prints instead of a list.
 UNUSABLE = {
     "exit 0": "lists no device: it prints ''",
     "echo No devices were found": "lists no device: it prints 'No devices were found'",
@@ -124,7 +123,7 @@ UNUSABLE = {
 
 def test_a_program_that_lists_nothing_makes_the_reader_unavailable(tmp_path):
     for script, reason in UNUSABLE.items():
-        text = f"#!/bin/sh\necho $$ > {tmp_path}/pid\n[ $1 = --help-query-gpu ] && exit\n{script}\n"
+        text = f"#!/bin/sh\necho $$ > {tmp_path}/pid\n{script}\n"
         program = install(tmp_path / "nvidia-smi", text)
         reader = NvidiaSmiReader(str(program), SystemClock(), timeout_s=60)
         with pytest.raises(ReaderUnavailable) as caught:
