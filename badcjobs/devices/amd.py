@@ -149,8 +149,9 @@ class AmdReader(GpuReader):
 
     backend = "amd"
 
-    def __init__(self, clock: Clock, *, sysfs: Path = Path("/sys"), why: str = "requested") -> None:
-        self.why = why
+    why = "requested"
+
+    def __init__(self, clock: Clock, sysfs: Path = Path("/sys")) -> None:
         self._clock = clock
         self._sysfs = sysfs
         self._smi: Any = None
@@ -172,8 +173,8 @@ class AmdReader(GpuReader):
 
     def read(self, uuid: str) -> Reading:
         """Read the metrics that are due; fan, energy, errors and processes every 5 s."""
-        device = look_up(uuid, self._devices, self)
         try:
+            device = look_up(uuid, self._devices, self)
             return device.read(self._open(), self._clock.monotonic_s())
         except DeviceUnreadable:
             raise
@@ -206,26 +207,27 @@ class AmdReader(GpuReader):
 
 
 def _describe(smi: Any, handle: Any, position: int) -> InventoryDevice:
-    kinds = ("asic", "board", "enumeration", "driver")  # enumeration: since ROCm 6.4
-    asic, board, numbers, driver = (
-        try_call(lambda kind=kind: getattr(smi, f"amdsmi_get_gpu_{kind}_info")(handle)) or {} for kind in kinds
-    )
-    vram_bytes = try_call(lambda: round(number_of(smi.amdsmi_get_gpu_vram_usage(handle), "vram_total")) * 2**20)
-    limit_w = try_call(lambda: float(number_of(smi.amdsmi_get_power_cap_info(handle), "power_cap")))
+    def facts(kind: str) -> Mapping[str, Any]:
+        return try_call(lambda: getattr(smi, f"amdsmi_get_gpu_{kind}_info")(handle)) or {}
+
+    asic = facts("asic")
+    numbers = facts("enumeration")  # since ROCm 6.4
+    limit_w = try_call(_number("amdsmi_get_power_cap_info", "power_cap", unit=1.0), smi, handle)
     if limit_w and limit_w > _MOST_WATTS:
         limit_w /= 1e6
+    vram_bytes = try_call(_number("amdsmi_get_gpu_vram_usage", "vram_total", unit=2**20), smi, handle)
     index: Any = numbers.get("hip_id")
     if index not in range(2**16):
         index = position
     return InventoryDevice(
         index=index,
         uuid=_uuid(smi, handle, asic, numbers),
-        name=_text(asic.get("market_name")) or _text(board.get("product_name")) or "AMD GPU",
+        name=_text(asic.get("market_name")) or _text(facts("board").get("product_name")) or "AMD GPU",
         backend=AmdReader.backend,
         memory_total_bytes=or_none("memory_total_bytes", vram_bytes),
         power_limit_w=or_none("power_limit_w", limit_w) or None,
         pci_bus_id=_text(try_call(lambda: smi.amdsmi_get_gpu_device_bdf(handle))),
-        driver=_text(driver.get("driver_version")),
+        driver=_text(facts("driver").get("driver_version")),
         slowdown_c=or_none("slowdown_c", try_call(temperature_c, smi, handle, "CRITICAL")),
         vendor="amd",
     )

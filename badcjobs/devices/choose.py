@@ -52,7 +52,7 @@ def open_reader(
 
 def _first_that_works(clock: Clock, search_path: str | None, sysfs: Path) -> GpuReader:
     tried: list[str] = []
-    for reader in _readers(clock, search_path, sysfs, tried):
+    for reader in _readers(clock, search_path, sysfs):
         try:
             reader.inventory()
         except ReaderUnavailable as error:
@@ -60,27 +60,24 @@ def _first_that_works(clock: Clock, search_path: str | None, sysfs: Path) -> Gpu
         except Exception as error:  # broad: a broken driver must not stop a task
             tried.append(f"{reader.backend} does not work: {error!r}")
         else:
+            if tried:
+                reader.why = "; ".join(tried)
             return reader
         reader.close()
     return NoReader("; ".join(tried))
 
 
-def _readers(clock: Clock, search_path: str | None, sysfs: Path, tried: list[str]) -> Iterator[GpuReader]:
-    """Yield one reader after another; ``tried`` has why the earlier ones do not work."""
+def _readers(clock: Clock, search_path: str | None, sysfs: Path) -> Iterator[GpuReader]:
     from badcjobs.devices.nvml import DcgmActivity, NvmlReader
     from badcjobs.devices.programs import find_program
 
     yield NvmlReader(clock, DcgmActivity(find_program("dcgmi", search_path), clock))
-    program = find_program("nvidia-smi", search_path)
-    if program is None:
-        tried.append("no nvidia-smi on PATH")
-    else:
-        from badcjobs.devices.nvidia_smi import NvidiaSmiReader
+    from badcjobs.devices.nvidia_smi import NvidiaSmiReader
 
-        yield NvidiaSmiReader(program, clock, why=f"nvidia-smi works and NVML does not: {tried[0]}")
+    yield NvidiaSmiReader(find_program("nvidia-smi", search_path), clock)
     from badcjobs.devices.amd import AmdReader
 
-    yield AmdReader(clock, sysfs=sysfs, why="; ".join([*tried, "amdsmi works"]))
+    yield AmdReader(clock, sysfs)
     from badcjobs.devices.sysfs import SysfsReader
 
-    yield SysfsReader(sysfs, why="; ".join([*tried, "the kernel lists a GPU"]))
+    yield SysfsReader(sysfs)

@@ -125,13 +125,13 @@ _LACKING = {
 
 @dataclass(eq=False)
 class NvidiaSmiReader(GpuReader):
-    """Reads every NVIDIA GPU that nvidia-smi lists; ``program`` is its path.
+    """Reads every NVIDIA GPU that nvidia-smi lists; ``program`` is its path, None if it is not on PATH.
 
     The first call waits for the list of devices, and the first reading for a line of each device.
     """
 
     backend = "nvidia-smi"
-    program: str
+    program: str | None
     clock: Clock
     _: KW_ONLY
     interval_s: float = 0.5
@@ -180,7 +180,7 @@ class NvidiaSmiReader(GpuReader):
             return stream
         self._may_start_s = now_s + _RESTART_S
         every_ms = max(1, round(self.interval_s * 1000))
-        command = [self.program, *query_arguments(SAMPLE_FIELDS), "-lms", str(every_ms)]
+        command = [str(self.program), *query_arguments(SAMPLE_FIELDS), "-lms", str(every_ms)]
         self._stream = Stream(lambda: command, self._on_line)
         if stream is None:
             self._stream.wait(lambda: len(self._lines) == len(self._inventory), self.timeout_s)
@@ -197,6 +197,8 @@ class NvidiaSmiReader(GpuReader):
         return True
 
     def _list_devices(self) -> list[InventoryDevice]:
+        if self.program is None:
+            raise ReaderUnavailable("no nvidia-smi on PATH")
         try:
             output = run_program([self.program, *query_arguments(_INVENTORY)], self.timeout_s)
         except ProgramFailed as error:

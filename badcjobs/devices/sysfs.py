@@ -42,8 +42,9 @@ class SysfsReader(GpuReader):
 
     backend = "sysfs"
 
-    def __init__(self, sysfs: Path = Path("/sys"), *, why: str = "requested") -> None:
-        self.why = why
+    why = "requested"
+
+    def __init__(self, sysfs: Path) -> None:
         self._sysfs = sysfs
         self._cards: dict[str, tuple[Path, ReadingBuilder]] = {}
 
