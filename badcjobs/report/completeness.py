@@ -236,7 +236,8 @@ def _compare(
             not_listed=states[NOT_LISTED],
             left_out=left_out,
             strangers=sum(facts.chunks.values()) - (sum(states.values()) - states[NOT_LISTED]),
-            not_listed_examples=_only_in(db, "main.row", "job.chunk"),
+            # Those of missing tasks are told by the array index.
+            not_listed_examples=_only_in(db, "main.row", "job.chunk") if unlisted.difference(missing) else (),
             strangers_examples=_only_in(db, "job.chunk", "main.row"),
         )
     if index_of is None:

@@ -183,9 +183,11 @@ def _figures(summary: Summary) -> Figures:
 
 def no_findings_words(summary: Summary) -> str:
     """Return the sentence for a job without findings."""
-    if summary.verdict == "done" and not summary.alerts:
+    if summary.alerts:
+        return "No findings besides the counts above and the alerts below."
+    if summary.verdict == "done":
         return "No problems found."
-    return "No findings besides the counts above and the alerts below."
+    return "No findings besides the chunks that are left or failed."
 
 
 def next_steps(summary: Summary, state: str) -> Steps:

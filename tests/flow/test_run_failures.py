@@ -157,7 +157,7 @@ def test_poison_and_bad_audio_are_named_and_a_chunk_that_is_too_long_is_done_in_
     mixed = run_with_a_long_one(site, "c025")
     assert mixed.exit_code == 1, mixed.stderr
     assert {chunk["chunk_id"]: chunk["error_class"] for chunk in mixed.json["failed"]} == {
-        "c017": "engine_crash", "c023": "not_audio", "c043": "bad_audio", "c050": "out_of_memory", "c051": "empty_file",
+        "c017": "engine_crash", "c023": "not_audio", "c043": "broken_audio", "c050": "out_of_memory", "c051": "empty_file",
     }  # fmt: skip
     assert mixed.json["chunks"] == {"done": 55, "failed": 4, "poison": 1}
     assert site.count("attempt", "outcome = 'failed' AND chunk_id = 'c017'") == 2, "twice alone, and no third time"
@@ -229,4 +229,4 @@ def test_a_name_that_is_not_utf8_is_one_recording_that_failed_in_every_kind_of_s
         assert [row[:2] for row in found] == [(r"bad\xff", "failed"), ("good", "done")]
         assert rf"mv -n $'{site.folder}/birds/bad\xff.wav' {site.folder}/birds/bad_.wav" in found[0][2]
         checked = site.badcjobs("check", site.folder / source, "--json", "--", *ON_CPU).json
-        assert "1 row cannot be used" in str(checked["findings"])
+        assert "1 row or source cannot be used" in str(checked["findings"])
