@@ -157,7 +157,8 @@ def test_poison_and_bad_audio_are_named_and_a_chunk_that_is_too_long_is_done_in_
     mixed = run_with_a_long_one(site, "c025")
     assert mixed.exit_code == 1, mixed.stderr
     assert {chunk["chunk_id"]: chunk["error_class"] for chunk in mixed.json["failed"]} == {
-        "c017": "engine_crash", "c023": "not_audio", "c043": "broken_audio", "c050": "out_of_memory", "c051": "empty_file",
+        "c017": "engine_crash", "c023": "not_audio", "c043": "broken_audio",
+        "c050": "out_of_memory", "c051": "empty_file",
     }  # fmt: skip
     assert mixed.json["chunks"] == {"done": 55, "failed": 4, "poison": 1}
     assert site.count("attempt", "outcome = 'failed' AND chunk_id = 'c017'") == 2, "twice alone, and no third time"
