@@ -256,10 +256,9 @@ class Stretches:
 class ChartData:
     """What the page shows in addition to the summary."""
 
-    # They read a device by its device_id: those of all devices may not fit into memory.
-    stretches: Callable[[int], Stretches | None] = lambda device_id: None
-    # The same for devices with unfinished attempts, if their task no longer runs: these attempts are lost.
-    given_up: Callable[[int], Stretches | None] = lambda device_id: None
+    # Reads a device by its device_id (those of all devices may not fit into memory), and whether its task no longer
+    # runs: then its unfinished attempts are lost.
+    stretches: Callable[[int, bool], Stretches | None] = lambda device_id, is_given_up: None
     sets_of_settings: int = 0  # how many different settings the tasks had
     versions: tuple[str, ...] = ()  # of badcjobs, used by the tasks
 

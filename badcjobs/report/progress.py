@@ -64,14 +64,9 @@ def mark_lost_work(job: JobFacts) -> JobFacts:
 
 
 def over_time(data: ChartData, tasks: Iterable[TaskFacts]) -> Callable[[DeviceFacts], Stretches | None]:
-    """Return a function that reads the timeline of a device, with the same time lost as in the numbers."""
+    """Return a function that reads the timeline of a device, with lost work as in the numbers."""
     running = _running(tasks)
-
-    def read(device: DeviceFacts) -> Stretches | None:
-        given_up = None if device.task in running else data.given_up(device.device_id)
-        return given_up or data.stretches(device.device_id)
-
-    return read
+    return lambda device: data.stretches(device.device_id, device.task not in running)
 
 
 def _running(tasks: Iterable[TaskFacts]) -> set[str]:
@@ -79,14 +74,11 @@ def _running(tasks: Iterable[TaskFacts]) -> set[str]:
 
 
 def _with_lost_work(device: DeviceFacts) -> DeviceFacts:
-    """Return a device with its work in progress in the state lost.
-
-    Time shared with a chunk that was done is not lost: successful work decides the state.
-    """
+    """Return a device with its work in progress in the state lost."""
     working = device.states.get("working", StateTime())
     lost = device.states.get("lost", StateTime())
     # What was measured during one try is not known: use the averages of all tries.
-    share = device.under_way.alone_s / working.total_s if working.total_s else 0.0
+    share = device.under_way.total_s / working.total_s if working.total_s else 0.0
     states = {**device.states, "working": working.plus(working, -share), "lost": lost.plus(working, share)}
     states = {state: time for state, time in states.items() if time.total_s > _ROUNDING_S}
     work = replace(device.work, lost=device.work.lost + device.under_way.tries)

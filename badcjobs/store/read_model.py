@@ -173,7 +173,6 @@ class UnderWay:
 
     tries: int = 0
     total_s: float = 0.0  # split between tries that run at the same time
-    alone_s: float = 0.0  # without the time of other tries that succeeded
 
 
 @dataclass(frozen=True, slots=True)

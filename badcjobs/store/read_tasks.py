@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from math import nan
 from pathlib import Path
 from sys import intern
@@ -28,7 +29,7 @@ from badcjobs.model import (
 )
 from badcjobs.model.work import AUDIO_FAULTS
 from badcjobs.small_files import parse_json
-from badcjobs.store.accounting import STATES, StateTime
+from badcjobs.store.accounting import StateTime
 from badcjobs.store.connect import (
     CHUNK_NAME,
     UNREADABLE,
@@ -336,51 +337,6 @@ def read_processes(path: Path) -> dict[tuple[str, str | None, str], list[Process
     return {}
 
 
-# --- tries in progress when their task published last; the caller decides by the time whether they are lost -----------
-
-Times = tuple[tuple[int, int], ...]  # from, to in ms, in order
-
-_TRIES = f"""
-    SELECT a.device_id, sum({UNDER_WAY}), total(c.gpu_s)
-    FROM attempt a JOIN task t USING (task_id)
-    LEFT JOIN worker w USING (worker_id)
-    LEFT JOIN attempt_cost c ON c.task_id = a.task_id
-        AND c.attempt_id = a.attempt_id AND c.state = 'working'
-    WHERE a.outcome IS NULL AND a.device_id IS NOT NULL GROUP BY 1"""
-_OPEN = f"""
-    WITH open AS (
-        SELECT a.task_id, a.device_id, min(a.started_at_ms) AS from_ms
-        FROM attempt a JOIN task t USING (task_id)
-        LEFT JOIN worker w USING (worker_id)
-        WHERE {UNDER_WAY} AND a.device_id IS NOT NULL GROUP BY 1, 2)"""
-_FROM_TO = f"""{_OPEN}
-    SELECT o.device_id, o.from_ms, max(s.to_ms)
-    FROM open o JOIN device_stretch s USING (task_id, device_id) GROUP BY 1"""
-_DONE_BESIDE = f"""{_OPEN}
-    SELECT a.device_id, a.started_at_ms, a.ended_at_ms FROM attempt a
-    JOIN open o USING (task_id, device_id)
-    WHERE a.outcome = 'done' AND a.ended_at_ms > o.from_ms ORDER BY 1, 2"""
-
-
-def read_alone(db: sqlite3.Connection) -> dict[int, Times]:
-    """Return by device the times of tries in progress at the last publication, less those of others that succeeded."""
-    done = grouped(db.execute(_DONE_BESIDE))
-    return {
-        device_id: tuple(_without(from_ms, to_ms, done[device_id]))
-        for device_id, from_ms, to_ms in db.execute(_FROM_TO)
-    }
-
-
-def _without(from_ms: int, to_ms: int, done: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the parts of a period that are in no other period; the others are in order of their starts."""
-    for begin_ms, end_ms in done:
-        if from_ms < min(begin_ms, to_ms):
-            yield from_ms, min(begin_ms, to_ms)
-        from_ms = max(from_ms, end_ms)
-    if from_ms < to_ms:
-        yield from_ms, to_ms
-
-
 # --- each device ------------------------------------------------------------------------------------------------------
 
 _DEVICES = f"""
@@ -391,6 +347,14 @@ _DEVICES = f"""
     FROM device d JOIN task t USING (task_id)
     JOIN device_summary s USING (device_id)
     WHERE d.task_id = ? ORDER BY d.device_index, d.token"""
+# Tries in progress when their task published last; the caller decides by the time whether they are lost.
+_UNDER_WAY_COST = f"""
+    SELECT a.device_id, sum({UNDER_WAY}), total(c.gpu_s)
+    FROM attempt a JOIN task t USING (task_id)
+    LEFT JOIN worker w USING (worker_id)
+    LEFT JOIN attempt_cost c ON c.task_id = a.task_id
+        AND c.attempt_id = a.attempt_id AND c.state = 'working'
+    WHERE a.outcome IS NULL AND a.device_id IS NOT NULL GROUP BY 1"""
 _NONE = UnderWay()
 _UNREAD = Reading()
 _SHARED = ("task", "node", "name", "backend")  # the same text for many devices: kept once
@@ -405,11 +369,7 @@ _METRIC_ROWS = """
 def read_devices(db: sqlite3.Connection, *, readings: bool = True) -> Iterator[DeviceFacts]:
     """Yield the devices of all tasks with the totals that were computed at publication, and their last ``readings``."""
     _show_like_job(db)
-    alone = read_alone(db)
-    under_way = {}
-    for device_id, tries, total_s in db.execute(_TRIES):  # they count as working
-        alone_s = sum(to_ms - from_ms for from_ms, to_ms in alone.get(device_id, ())) / 1000
-        under_way[device_id] = UnderWay(tries, total_s, alone_s)
+    under_way = {device_id: UnderWay(*cost) for device_id, *cost in db.execute(_UNDER_WAY_COST)}
     # One task at a time: a job may have tens of thousands of devices.
     for task in db.execute("SELECT task_id FROM task ORDER BY job_id, array_index, restart, node, name"):
         throttled = grouped(db.execute(_THROTTLED, task))
@@ -487,9 +447,15 @@ _FIGURES = [name for name in columns_of("device_stretch") if re.search("_(min|me
 DURATIONS = "SELECT ended_at_ms - started_at_ms, count(*) FROM attempt WHERE outcome = 'done' GROUP BY 1"
 _SETS = "SELECT count(DISTINCT value) FROM task_meta WHERE key = 'settings'"
 _VERSIONS = "SELECT DISTINCT version FROM task WHERE version IS NOT NULL ORDER BY 1"
+# With ?2, what follows the last try that succeeded is lost.
 _STRETCHES = f"""
-    SELECT from_ms, to_ms, state, {", ".join(f"s.{state}_s" for state in STATES)}, {", ".join(_FIGURES)}
-    FROM device_stretch s
+    SELECT from_ms, to_ms,
+           iif(?2 AND state = 'working' AND from_ms >= (
+               SELECT coalesce(max(a.ended_at_ms), 0)
+               FROM attempt a JOIN device d USING (task_id)
+               WHERE d.device_id = ?1 AND a.device_id = ?1
+               AND a.outcome = 'done'), 'lost', state), {", ".join(_FIGURES)}
+    FROM device_stretch
     WHERE task_id = (SELECT task_id FROM device WHERE device_id = ?1)
     AND device_id = ?1
     ORDER BY from_ms"""
@@ -499,44 +465,22 @@ _STRETCHES = f"""
 def read_chart_data(path: Path) -> Iterator[ChartData]:
     """Give the data of a job database that the page shows in addition to the summary."""
     with reading(path) as db:
-        alone = read_alone(db)
         yield ChartData(
-            stretches=lambda device_id: _read_stretches(db, device_id),
-            given_up=lambda device_id: _read_stretches(db, device_id, alone[device_id]) if device_id in alone else None,
+            stretches=partial(_read_stretches, db),
             sets_of_settings=read_value(db, _SETS),
             versions=tuple(row[0] for row in db.execute(_VERSIONS)),
         )
 
 
-def _read_stretches(db: sqlite3.Connection, device_id: int, lost: Times = ()) -> Stretches | None:
-    """Return a device over time; the time of its tries in progress, ``lost``, is in that state."""
-    rows = db.execute(_STRETCHES, (device_id,)).fetchall()
+def _read_stretches(db: sqlite3.Connection, device_id: int, is_given_up: bool) -> Stretches | None:
+    rows = db.execute(_STRETCHES, (device_id, is_given_up)).fetchall()
     if not rows:
         return None
     from_ms, to_ms, states, *columns = zip(*rows, strict=True)
-    seconds_by_state = columns[: len(STATES)]
-    figures = [array("d", [nan if v is None else v for v in column]) for column in columns[len(STATES) :]]
-    kept = list(map(intern, states))
-
-    if lost:
-        for place, seconds in enumerate(zip(*seconds_by_state, strict=True)):
-            parts = dict(zip(STATES, seconds, strict=True))
-            if _move_to_lost(parts, from_ms[place], to_ms[place], lost):
-                kept[place] = max(parts, key=parts.__getitem__)
+    figures = [array("d", [nan if v is None else v for v in column]) for column in columns]
     return Stretches(
         array("q", from_ms),
         array("q", to_ms),
-        tuple(kept),
+        tuple(map(intern, states)),
         {metric: Envelope(*figures[3 * n : 3 * n + 3]) for n, metric in enumerate(CHARTED)},
     )
-
-
-def _move_to_lost(parts: dict[str, float], from_ms: int, to_ms: int, lost: Times) -> bool:
-    """Move the working time of a stretch that was lost to that state; return whether there was any."""
-    shared_ms = sum(max(0, min(to_ms, end_ms) - max(from_ms, begin_ms)) for begin_ms, end_ms in lost)
-    lost_s = min(parts["working"], shared_ms / 1000)
-    if lost_s <= 0:
-        return False
-    parts["working"] -= lost_s
-    parts["lost"] += lost_s
-    return True

@@ -85,8 +85,10 @@ def data_of(**changes):
     first = stretches("sswwwfla", [10.0, 20.0, NAN, 40.0, 50.0, 60.0, 70.0, 80.0], from_ms=START_MS)
     second = stretches("iww", [5e9, 7e9, 9e9], from_ms=START_MS + 2000, width_ms=1500)
     of_devices = {"stretches": {1: first, 2: second}, "given_up": {}, **changes}  # by device_id
-    read = {name: found.get for name, found in of_devices.items() if isinstance(found, dict)}
-    return ChartData(**{**changes, **read})
+    given_up = of_devices.pop("given_up")
+    known = of_devices.pop("stretches")
+    return ChartData(lambda device_id, is_over: (is_over and given_up.get(device_id)) or known.get(device_id),
+                     **of_devices)  # fmt: skip
 
 
 def test_what_is_drawn_and_sent_to_the_page(pages):

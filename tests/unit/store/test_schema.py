@@ -146,14 +146,14 @@ def test_tasks_and_devices(tmp_path, pages):
         assert ours == theirs, "a job database says the same as the task's own file"
     names = {device.device_id: f"{device.task} {device.token}" for device in read_job(run / "job.sqlite").devices}
     with store.read_chart_data(run / "job.sqlite") as chart:
-        given_up = {name: found.states.count("lost") for one, name in names.items() if (found := chart.given_up(one))}
+        given_up = {name: chart.stretches(one, True).states.count("lost") for one, name in names.items()}
+        states = {name: chart.stretches(one, False).states for one, name in names.items()}
         said["chart.json"] = pretty({
             "sets_of_settings": chart.sets_of_settings, "versions": chart.versions,
-            "stretches": {name: [len(chart.stretches(one).from_ms), *sorted(set(chart.stretches(one).states))]
-                          for one, name in sorted(names.items(), key=lambda item: item[1])},
-            "given_up": dict(sorted(given_up.items())),
+            "stretches": {name: [len(states[name]), *sorted(set(states[name]))] for name in sorted(states)},
+            "given_up": {name: lost for name, lost in sorted(given_up.items()) if lost},
         })  # fmt: skip
-        assert chart.stretches(1) is None
+        assert chart.stretches(1, True) is None
     pages(said)
     (run / "text.sqlite").write_text("text")
     assert store.read_processes(run / "text.sqlite") == {}
