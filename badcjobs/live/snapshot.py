@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from badcjobs.model import CHARTED, METRICS, expected_end_ms, load_word, not_none
+from badcjobs.model import CHARTED, METRICS, load_word, not_none
 from badcjobs.paths import shell_line
-from badcjobs.report.progress import progress_of, with_start_and_longest
+from badcjobs.report.progress import expected_end_ms, with_start_and_longest
 from badcjobs.report.rules_tasks import ADVICE, USUAL_ADVICE
 from badcjobs.report.summary import running_s
 from badcjobs.report.verdict import TRY_AGAIN, Steps, Verdict, judge
@@ -420,12 +420,12 @@ def _total_of_work(tasks: Tasks, devices: Sequence[DeviceFacts], every: Tasks) -
 
 def _expected_end_ms(total: Total, tasks: Tasks, every: Tasks) -> int | None:
     """Return when the last chunk is expected to be done; None: not known, or no task is running."""
-    running = [progress_of(task) for task in tasks if task.state == "running"]
-    end_ms = expected_end_ms(running, total.left, [task.chunks_per_s for task in tasks if task.chunks_per_s])
+    end_ms = expected_end_ms(tasks, total.left)
     if end_ms is None:
         return None
-    since_ms = max(progress.at_ms for progress in running)
-    starts = total.left > sum(progress.pending for progress in running)  # for the rest
+    running = [task for task in tasks if task.state == "running"]
+    since_ms = max(task.counted_at_ms for task in running)
+    starts = total.left > sum(task.pending for task in running)  # for the rest
     lasts_s = with_start_and_longest((end_ms - since_ms) / 1000, every, starts=starts)
     return since_ms + round(1000 * lasts_s)
 

@@ -1,7 +1,7 @@
 """The value types that all rooms share: frozen, typed, with the unit in each name.
 
-They import nothing from the rest of the package, and do nothing beyond describing themselves. Each module lists what it
-shares in its ``__all__``. Decisions are imported from their own module: the recorder makes none, and stays smaller.
+They import nothing from the rest of the package, and do nothing beyond describing themselves. Decisions are imported
+from their own module: the recorder makes none, and stays smaller.
 """
 
 from badcjobs.model.arrays import *  # noqa: F403

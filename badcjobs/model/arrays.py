@@ -1,22 +1,15 @@
-"""Job arrays: shape, allocation of one task, submission, states, and progress with the expected end."""
+"""Job arrays: shape, allocation of one task, submission, states."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
 from badcjobs.words import count
-
-__all__ = [
-    "LEAST_CPUS", "USUAL_MEMORY", "USUAL_WORKERS", "Allocation", "ArrayOrder", "ArrayShape", "AskQueue", "Billing",
-    "CutShort", "JobStates", "Progress", "Queue", "Submitted", "TaskKey", "WorkerMemory", "advised_gb", "default_cpus",
-    "default_mem", "expected_end_ms", "fitting_workers", "guess_worker_bytes", "guessed_gb", "is_silent", "not_asked",
-    "parse_stop_after", "publish_interval_s", "silent_after_s", "stable_id"
-]  # fmt: skip
 
 _TASK_NAME = re.compile(r"(?P<job>.+?)_(?P<index>\d+)\.r(?P<restart>\d+)\.(?P<node>.+?)(\.p(?P<procid>\d+))?")
 _BITS_OF_START = 17
@@ -60,10 +53,6 @@ class TaskKey:
             return by_name
         mask = (1 << _BITS_OF_START) - 1
         return (by_name & ~mask) | (stable_id(self.name, self.started_at_ms) & mask)
-
-    def may_have(self, task_id: int) -> bool:
-        """Say whether a task of this name may have this id, whenever it started."""
-        return stable_id(self.name) >> _BITS_OF_START == task_id >> _BITS_OF_START
 
     def is_sibling_of(self, other: TaskKey) -> bool:
         """Say whether both belong to one array, with different indices: their parts of the source are disjoint."""
@@ -328,62 +317,6 @@ class CutShort:
 
     what: str
     command: str  # to paste: it finds out what Slurm has, and completes the submit
-
-
-# --- progress ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The progress of a running task."""
-
-    started_at_ms: int
-    at_ms: int  # the time of these counts: its last sign of life
-    done: int  # chunks
-    pending: int
-    listed: bool = True  # False: its chunks are not listed yet
-    workers: int | None = None
-
-    @property
-    def elapsed_s(self) -> float:
-        return (self.at_ms - self.started_at_ms) / 1000
-
-    @property
-    def pace(self) -> float | None:
-        """Chunks per second; None: too early to tell."""
-        return self.done / self.elapsed_s if self.done and self.elapsed_s > 0 else None
-
-
-def expected_end_ms(running: Sequence[Progress], left: float, paces_before: Iterable[float] = ()) -> int | None:
-    """Return when all work is done: when the last running task ends, or later if more work is left than they have.
-
-    ``left`` is counted in chunks of the average length of those done. None: no pace is known. A task without a done
-    chunk counts as fast as the others on average (if none has a pace: as ``paces_before``), but not so fast that each
-    of its workers would have done more than one chunk by now.
-    """
-    paces = [task.pace for task in running if task.pace] or list(paces_before)
-    if not left or not paces:
-        return None
-    usual = sum(paces) / len(paces)
-    pace_of_all = 0.0
-    ends_ms = []
-    for task in running:
-        if not (task.pace or task.pending or not task.listed):
-            continue
-        pace = task.pace or _first_pace(task, usual)
-        pace_of_all += pace
-        if task.pending:
-            ends_ms.append(task.at_ms + 1000 * task.pending / pace)
-    if not ends_ms:
-        return None
-    last_look_ms = max(task.at_ms for task in running)
-    return round(max(*ends_ms, last_look_ms + 1000 * left / pace_of_all))
-
-
-def _first_pace(task: Progress, usual: float) -> float:
-    if task.elapsed_s <= 0:
-        return usual
-    return min(usual, (task.workers or 1) / task.elapsed_s)
 
 
 # --- tasks without a sign of life -------------------------------------------------------------------------------------

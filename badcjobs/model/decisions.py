@@ -11,8 +11,6 @@ from typing import Any
 
 from badcjobs.words import count, memory
 
-__all__ = ["Code", "Decision"]
-
 
 class Code(str, Enum):
     """What was decided. Codes with the same topic (before the dot) follow each other: the last one counts."""

@@ -8,29 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
-__all__ = [
-    "CHARTED",
-    "COUNTERS",
-    "METRICS",
-    "THROTTLE_BITS",
-    "AlertHooks",
-    "AlertLimits",
-    "ChartData",
-    "Device",
-    "Envelope",
-    "HostReading",
-    "InventoryDevice",
-    "MemoryHeld",
-    "ProcessFacts",
-    "ProcessReading",
-    "Reading",
-    "StandIn",
-    "Stretches",
-    "UsageReading",
-    "load_word",
-    "not_none",
-]
-
 _ROCR_UUID = re.compile(r"GPU-[0-9A-Fa-f]{16}")  # the only form that ROCR_VISIBLE_DEVICES accepts; amdsmi's differs
 _FIRST_DRIVER_WITH_MIG_UUIDS = 470
 

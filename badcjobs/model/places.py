@@ -8,8 +8,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 
-__all__ = ["NOWHERE", "Place", "PlaceCounts", "ProjectPlaces", "names_place", "parse_place"]
-
 _REGION = re.compile(r"[A-Z]{2}(-[A-Z0-9]{1,3}){0,2}")
 _DATE = re.compile(r"(\d{4})(-?)(\d{2})\2(\d{2})([T ].*)?")
 _LIMITS = {"latitude": 90.0, "longitude": 180.0}

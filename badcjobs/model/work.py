@@ -12,13 +12,6 @@ from unicodedata import normalize
 from badcjobs.model.devices import Device
 from badcjobs.model.places import NOWHERE, Place
 
-__all__ = [
-    "AUDIO_FAULTS", "BROKEN_AUDIO", "EMPTY_FILE", "FITS", "NOT_AUDIO", "NO_CUTTING", "NO_START", "TOO_LONG",
-    "UNREADABLE_FILE", "AudioHeader", "Chunk", "ChunkKey", "ChunkResult", "ChunkStarted", "Cutting", "Detection",
-    "Fingerprint", "NameGaps", "NamePattern", "ProbeKey", "ProbeResult", "Probed",
-    "RecordingName", "Trial", "WorkerPlan", "parse_pattern", "parse_patterns", "parse_time_zone"
-]  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class RecordingName:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from badcjobs.model import ChartData, Progress, Stretches, expected_end_ms, is_silent, not_none
+from badcjobs.model import ChartData, Stretches, is_silent, not_none
 from badcjobs.store.accounting import StateTime
 from badcjobs.store.read_model import Completeness, DeviceFacts, JobFacts, TaskFacts, UnderWay
 from badcjobs.words import moment
@@ -119,8 +119,7 @@ def estimate_rest(
     # At the speed of the running tasks; the chunks left are weighted by their length.
     running = [task for task in job.tasks if task.state == RUNNING]
     last_sign_ms = max((task.last_sign_ms for task in running), default=0)
-    paces = [task.done / task.wall_s for task in job.tasks if task.done and task.wall_s > 0]
-    end_ms = expected_end_ms(list(map(progress_of, running)), rest * done or left, paces)
+    end_ms = expected_end_ms(job.tasks, rest * done or left)
     if end_ms is not None:
         wall_left_s = (end_ms - last_sign_ms) / 1000
     end_at_ms = None
@@ -156,7 +155,35 @@ def with_start_and_longest(wall_s: float, tasks: Sequence[TaskFacts], *, starts:
     return longest_s + sum(startups_s) / len(startups_s)
 
 
-def progress_of(task: TaskFacts) -> Progress:
-    """Return the progress of a task at its last sign or, while nothing is done, at its last update."""
-    at_ms = task.last_sign_ms if task.done else task.heard_at_ms or task.last_sign_ms
-    return Progress(task.started_at_ms, at_ms, task.done, task.pending, task.chunks > 0, task.workers)
+def expected_end_ms(tasks: Sequence[TaskFacts], left: float) -> int | None:
+    """Return when all work is done: when the last running task ends, or later if more work is left than they have.
+
+    ``left`` is counted in chunks of the average length of those done. None: no pace is known. A running task without a
+    done chunk counts as fast as the others on average (if none has a pace: as all tasks), but not so fast that each of
+    its workers would have done more than one chunk by now.
+    """
+    running = [task for task in tasks if task.state == RUNNING]
+    paces = not_none(task.chunks_per_s for task in running) or not_none(task.chunks_per_s for task in tasks)
+    if not left or not paces:
+        return None
+    usual = sum(paces) / len(paces)
+    pace_of_all = 0.0
+    ends_ms = []
+    for task in running:
+        if task.chunks and not task.pending and not task.chunks_per_s:
+            continue
+        pace = task.chunks_per_s or _first_pace(task, usual)
+        pace_of_all += pace
+        if task.pending:
+            ends_ms.append(task.counted_at_ms + 1000 * task.pending / pace)
+    if not ends_ms:
+        return None
+    last_look_ms = max(task.counted_at_ms for task in running)
+    return round(max(*ends_ms, last_look_ms + 1000 * left / pace_of_all))
+
+
+def _first_pace(task: TaskFacts, usual: float) -> float:
+    elapsed_ms = task.counted_at_ms - task.started_at_ms
+    if elapsed_ms <= 0:
+        return usual
+    return min(usual, 1000 * (task.workers or 1) / elapsed_ms)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from badcjobs.store.atomic_write import replacing, scratch_folder
+from badcjobs.store.atomic_write import replacing
 from badcjobs.store.connect import (
     file_uri,
     open_uri,
@@ -74,17 +74,6 @@ class LiveHalf:
 def left_behind(path: Path, *, shared: bool) -> LiveHalf:
     """Return the live file of a process that has ended."""
     return LiveHalf(path, "left" if shared else "local")
-
-
-def work_left_behind(path: Path, published: Path, *, shared: bool) -> LiveHalf:
-    """Return the live file of a killed wrapper, or the published file if it has more rows (after a power cut).
-
-    Rows are added and never removed: the file with more rows is the newer one.
-    """
-    left = left_behind(path, shared=shared)
-    sealed = LiveHalf(published, "sealed")
-    with scratch_folder(published) as workplace:
-        return sealed if count_rows(sealed, workplace) > count_rows(left, workplace) else left
 
 
 def count_rows(half: Half, workplace: Path, tables: Collection[str] = _GROWING) -> int:

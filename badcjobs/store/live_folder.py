@@ -26,7 +26,7 @@ from badcjobs.seams import Clock
 from badcjobs.small_files import parse_fields, parse_json, set_aside
 from badcjobs.store.atomic_write import remove_unfinished
 from badcjobs.store.connect import Filesystem, open_uri, read_filesystem, read_value
-from badcjobs.store.live_files import last_reading_ms, left_behind, work_left_behind
+from badcjobs.store.live_files import LiveHalf, count_rows, last_reading_ms, left_behind
 from badcjobs.store.publish import Gap, publish
 
 _ROOM_BYTES = 256 * 1024  # the size of two empty databases
@@ -238,11 +238,15 @@ def _publish_for(folder: LocalFolder, owner: Owner) -> None:
 
 
 def publish_killed(folder: LocalFolder, target: Path, ended_at_ms: int, gaps: Sequence[Gap], *, shared: bool) -> None:
-    """Publish the live files of a killed task, and remove the unfinished copies that it has left."""
-    work = work_left_behind(folder.wrapper_file, target, shared=shared)
-    halves = [work, left_behind(folder.recorder_file, shared=shared)]
-    closing = {"ended_at_ms": ended_at_ms, "verdict": "killed"}
-    publish(halves, target, workplace=folder.path, closing=closing, gaps=gaps)
+    """Publish the live files of a killed task, and remove the unfinished copies that it has left.
+
+    Rows are added and never removed: after a power cut the published file may have more of them, and stays as it is.
+    """
+    work = left_behind(folder.wrapper_file, shared=shared)
+    if count_rows(work, folder.path) >= count_rows(LiveHalf(target, "sealed"), folder.path):
+        halves = [work, left_behind(folder.recorder_file, shared=shared)]
+        closing = {"ended_at_ms": ended_at_ms, "verdict": "killed"}
+        publish(halves, target, workplace=folder.path, closing=closing, gaps=gaps)
     remove_unfinished(target)
 
 

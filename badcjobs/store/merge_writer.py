@@ -187,9 +187,6 @@ class JobWriter:
             self._files[name] = intake
         elif holder is None or before is not None:
             self._use_file(intake)
-        elif self._is_other_task(intake):
-            reason = f"another task of the same name as the one in {holder.path}; merge it into another job database"
-            self._files[name] = replace(intake, task_id=None, status="skipped", reason=reason)
         elif intake.rank > holder.rank and not takes_back:
             self._use_file(intake)
             self._files[holder.path] = _copy_of(holder, name)
@@ -224,11 +221,6 @@ class JobWriter:
     def is_cause(self, error: Exception) -> bool:
         """Say whether the job database is the cause of an error, not the file that was being added."""
         return any(cause in str(error) for cause in _CAUSES) or find_damage(self._db) is not None
-
-    def _is_other_task(self, intake: Intake) -> bool:
-        """Say whether this is another task of the same name: it started at another time."""
-        started_at_ms = read_value(self._db, "SELECT started_at_ms FROM task WHERE task_id = ?", intake.task_id)
-        return started_at_ms not in (None, intake.started_at_ms)
 
     def _takes_back(self, intake: Intake, holder: SourceFile) -> bool:
         """Say whether a damaged file has fewer rows than an earlier merge, or lacks a chunk that is done by it."""

@@ -21,7 +21,6 @@ from typing import Any
 from badcjobs.errors import DatabaseProblem
 from badcjobs.model import METRICS, publish_interval_s
 from badcjobs.store.atomic_write import (
-    ROWS,
     empty_stamped_page,
     move_into_place,
     scratch_folder,
@@ -55,20 +54,6 @@ _UNREADABLE = """
     INSERT INTO gap (task_id, from_ms, to_ms, reason)
     SELECT task_id, started_at_ms,
            coalesce(ended_at_ms, (SELECT max(started_at_ms) FROM attempt), started_at_ms), ? FROM task"""
-_WORK = (  # the tables that the wrapper writes
-    "meta",
-    "task",
-    "device",
-    "worker",
-    "chunk",
-    "recording",
-    "attempt",
-    "decision",
-    "detection",
-    "rarity",
-    "mark",
-    "usage_sample",
-)
 
 
 def publish(
@@ -148,8 +133,7 @@ def join_files(
 def _copy_rows(db: sqlite3.Connection, half: Half, workplace: Path) -> bool:
     """Copy all rows in the order in which they were written; return whether there was a database.
 
-    Samples are copied device by device, in the order of the job database. From a published file only the wrapper's
-    tables are copied.
+    Samples are copied device by device, in the order of the job database.
     """
     uri = half(workplace)
     if uri is None:
@@ -159,8 +143,7 @@ def _copy_rows(db: sqlite3.Connection, half: Half, workplace: Path) -> bool:
         if read_value(db, "PRAGMA live.user_version") == 0:
             return False  # just created, without tables
         with transaction(db):  # one snapshot of the live file
-            is_published = read_value(db, "SELECT 1 FROM live.meta WHERE key = ?", ROWS)
-            for table in _WORK if is_published else TABLES:
+            for table in TABLES:
                 copy = f"INSERT INTO main.{table} SELECT * FROM live.{table}"
                 if table == "sample":
                     for device in db.execute("SELECT DISTINCT device_id FROM live.sample ORDER BY 1").fetchall():

@@ -453,6 +453,13 @@ class TaskFacts:
         return self.done / self.wall_s if self.done and self.wall_s > 0 else None
 
     @property
+    def counted_at_ms(self) -> int:
+        """The time of its counts of chunks: its last sign or, while nothing is done, its last update."""
+        if self.done:
+            return self.last_sign_ms
+        return self.heard_at_ms or self.last_sign_ms
+
+    @property
     def ends_at_ms(self) -> int | None:
         """When its last chunk will be done, at the rate so far."""
         if self.state != "running" or not self.pending or self.chunks_per_s is None:

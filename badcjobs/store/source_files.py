@@ -105,14 +105,13 @@ class Intake(SourceFile):
     scratch: Path = Path()  # a folder for copies, if they are needed, until the file is merged
     database: Path | None = None  # what to merge: the file, or a repaired copy; None: nothing
     task_name: str | None = None
-    started_at_ms: int | None = None
     counts: Mapping[str, int] = field(default_factory=dict)  # table → rows
 
     @property
     def was_replaced(self) -> bool:
-        """Whether the file was published again since it was examined; a copy of ours never is."""
+        """Whether the file was published again, or is gone, since it was examined."""
         with suppress(OSError):
-            return self.database == self.file and not self.is_same(self.file.stat())
+            return not self.is_same(self.file.stat())
         return True
 
 
@@ -199,8 +198,7 @@ def full_path(path: Path) -> Path:
 
 # --- examining one file -----------------------------------------------------------------------------------------------
 
-_TRIES = 3
-_TASKS = "SELECT task_id, name AS task_name, started_at_ms FROM task"
+_TASKS = "SELECT task_id, name AS task_name FROM task"
 _LAST_SIGN = """
     SELECT max(at_ms) FROM (
         SELECT max(started_at_ms, coalesce(ended_at_ms, 0)) AS at_ms
@@ -210,27 +208,21 @@ _LAST_SIGN = """
 
 
 def examine(file: Intake, scratch: Path) -> Intake:
-    """Examine a file, and again if it changes meanwhile; a file that cannot be merged is skipped with a reason."""
+    """Examine a file; one that cannot be merged is skipped with a reason."""
     file = replace(file, scratch=scratch)
     if file.reason is not None:
         return file
+    examined = file
     try:
-        for _ in range(_TRIES):
-            before = file.file.stat()
-            try:
-                intake = _read(file, before)
-            except DatabaseProblem as refusal:
-                intake = replace(file, reason=refusal.what)
-            except OSError:
-                raise
-            except Exception as error:  # an isolation boundary: damage has countless forms
-                intake = skipped(file, f"damaged: {error}")
-            intake = replace(intake, size_bytes=before.st_size, mtime_ns=before.st_mtime_ns)
-            if intake.is_same(file.file.stat()):
-                return intake
-    except OSError as error:
+        status = file.file.stat()
+        examined = replace(file, size_bytes=status.st_size, mtime_ns=status.st_mtime_ns)
+        return _read(examined, status)
+    except DatabaseProblem as refusal:
+        return replace(examined, reason=refusal.what)
+    except OSError as error:  # without a size: the next merge tries again
         return replace(file, reason=error.strerror or str(error))
-    return replace(file, reason=STILL_WRITTEN)
+    except Exception as error:  # an isolation boundary: damage has countless forms
+        return skipped(examined, f"damaged: {error}")
 
 
 def skipped(intake: Intake, reason: str) -> Intake:
@@ -300,7 +292,7 @@ def _join_live(intake: Intake) -> Intake:
     return _describe(replace(intake, status="recovered", reason="not published; completed on a copy"), joined)
 
 
-_LARGEST_HOLE = 1 << 30
+_LARGEST_REST = 1 << 30
 _HEADER = ">16xH10xI28xI4xI28x"  # size of a page, pages, user_version, application_id
 
 
@@ -309,12 +301,6 @@ def check_bytes(path: Path) -> str | None:
     size_bytes = path.stat().st_size
     with path.open("rb") as file:
         head = file.read(100)
-        hole = end = size_bytes
-        with suppress(OSError):  # the filesystem does not say, or nothing follows the hole
-            hole = os.lseek(file.fileno(), 0, os.SEEK_HOLE)
-            end = os.lseek(file.fileno(), hole, os.SEEK_DATA)
-    if end - hole > _LARGEST_HOLE:
-        raise DatabaseProblem(f"a sparse file: of its {size_bytes:,} bytes, {end - hole:,} were never written")
     if not head.startswith(SQLITE_MAGIC) or len(head) < 100:
         raise DatabaseProblem("not a SQLite database")
     page_bytes, count, version, application = struct.unpack_from(_HEADER, head)
@@ -324,6 +310,8 @@ def check_bytes(path: Path) -> str | None:
         with closing(open_sealed(path)) as db:
             raise DatabaseProblem(schema_problem(db) or "")
     wanted_bytes = count * (65536 if page_bytes == 1 else page_bytes)
+    if size_bytes - wanted_bytes > _LARGEST_REST:
+        raise DatabaseProblem(f"not a badcjobs database: {size_bytes:,} bytes instead of {wanted_bytes:,}")
     return f"truncated: {size_bytes:,} of {wanted_bytes:,} bytes" if wanted_bytes > size_bytes else None
 
 

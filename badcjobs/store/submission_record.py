@@ -320,18 +320,11 @@ def _command_of(record: Record, out: Path) -> Command:
 
 
 def _for_folder(command: Sequence[str], out: Path) -> Command:
-    """Return a command with its ``--out`` changed to the folder in which it was found, which may have been moved.
+    """Return a command whose ``--out`` is the folder in which it was found, which may have been moved.
 
     A command whose secrets were hidden is of no use: it is not known.
     """
     if any(HIDDEN in word for word in command):
         return ()
 
-    def is_elsewhere(folder: str) -> bool:
-        try:
-            return not Path(folder).samefile(out)
-        except (OSError, ValueError):  # it no longer exists, or may not be read
-            return True
-
-    moved = [word for word in command if word.startswith(_OUT) and is_elsewhere(word.removeprefix(_OUT))]
-    return tuple(f"{_OUT}{out.absolute()}" if word in moved else word for word in command)
+    return tuple(f"{_OUT}{out.absolute()}" if word.startswith(_OUT) else word for word in command)

@@ -397,3 +397,23 @@ def test_what_record_wrote_as_text_is_reported_and_other_text_is_refused(tmp_pat
     (tmp_path / "b.csv").write_text("a,b\n1,2\n")
     with pytest.raises(DatabaseProblem, match="cannot be read"), report.report_job(tmp_path / "b.csv", CLOCK):
         pass
+
+
+TEN_S = TaskFacts("a", "1", 0, last_sign_ms=10_000, done=2, pending=1)
+FRESH = TaskFacts("b", "1", 1, last_sign_ms=10_000, pending=10)
+
+
+def test_the_end_is_that_of_the_slowest_task_or_of_all_the_work():
+    slow, early = replace(TEN_S, done=1, pending=9), replace(FRESH, last_sign_ms=0, heard_at_ms=1000)
+    listed = replace(FRESH, pending=0, before=1)
+    for running, left, before, end_ms in (
+        ([TEN_S], 1, (), 15_000), ([TEN_S], 37, (), 195_000), ([TEN_S], 0, (), None), ([], 5, (1.0,), None),
+        ([replace(TEN_S, pending=0)], 5, (), None), ([TEN_S, slow], 10, (), 100_000), ([TEN_S, FRESH], 11, (), 110_000),
+        ([TEN_S, replace(FRESH, workers=2)], 11, (), 60_000), ([FRESH], 10, (), None), ([FRESH], 10, (0.05,), 210_000),
+        ([FRESH], 10, (0.5, 0.1), 110_000), ([early], 10, (5.0,), 11_000),
+        ([replace(early, heard_at_ms=0)], 10, (0.5,), 20_000),
+        ([TEN_S, replace(FRESH, pending=0)], 20, (), 76_667), ([TEN_S, listed], 20, (), 110_000),
+        ([TEN_S, replace(TEN_S, last_sign_ms=20_000)], 9, (), 50_000),
+    ):  # fmt: skip
+        ended = [TaskFacts("c", "1", 2, last_sign_ms=100_000, done=100 * pace, state="done") for pace in before]
+        assert report.expected_end_ms([*running, *ended], left) == end_ms, (running, left, before)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rooms import model
-from rooms.model import AlertHooks, ArrayOrder, ArrayShape, Chunk, ChunkResult, Cutting, Device, Progress, TaskKey
+from rooms.model import AlertHooks, ArrayOrder, ArrayShape, Chunk, ChunkResult, Cutting, Device, TaskKey
 from rooms.root import BadInput, Project
 
 
@@ -52,24 +52,6 @@ def test_a_time_is_read_as_sbatch_reads_it():
     assert {text: model.parse_stop_after(text) for text in right} == right
     wrong = ("", "abc", "-5", "1:60", "1:60:00", "1:00:60", "1:2:3:4", "1-", "-1:00", "UNLIMITED", "1:", "1" * 9, "٣")
     assert [text for text in wrong if model.parse_stop_after(text) is not None] == []
-
-
-TEN_S = Progress(0, 10_000, done=2, pending=1)
-FRESH = Progress(0, 10_000, done=0, pending=10)
-
-
-def test_the_end_is_that_of_the_slowest_task_or_of_all_the_work():
-    slow, early = replace(TEN_S, done=1, pending=9), replace(FRESH, at_ms=1000)
-    for running, left, before, end_ms in (
-        ([TEN_S], 1, (), 15_000), ([TEN_S], 37, (), 195_000), ([TEN_S], 0, (), None), ([], 5, (1.0,), None),
-        ([replace(TEN_S, pending=0)], 5, (), None), ([TEN_S, slow], 10, (), 100_000), ([TEN_S, FRESH], 11, (), 110_000),
-        ([TEN_S, replace(FRESH, workers=2)], 11, (), 60_000), ([FRESH], 10, (), None), ([FRESH], 10, (0.05,), 210_000),
-        ([FRESH], 10, (0.5, 0.1), 110_000), ([early], 10, (5.0,), 11_000),
-        ([replace(early, at_ms=0)], 10, (0.5,), 20_000),
-        ([TEN_S, replace(FRESH, pending=0, listed=False)], 20, (), 76_667),
-        ([TEN_S, replace(FRESH, pending=0)], 20, (), 110_000), ([TEN_S, replace(TEN_S, at_ms=20_000)], 9, (), 50_000),
-    ):  # fmt: skip
-        assert model.expected_end_ms(running, left, before) == end_ms, (running, left, before)
 
 
 def test_a_large_file_is_published_less_often_and_silence_is_two_intervals_and_a_minute():

@@ -300,15 +300,6 @@ def test_what_a_killed_merge_leaves_is_removed_by_the_next_merge_into_the_same_f
         assert names_in(run) == ["job.sqlite", "tasks"]
 
 
-def test_another_task_of_the_same_name_is_named_and_never_taken_for_a_copy(tmp_path):
-    first = written(tmp_path / "one", 0, "a")
-    second = written(tmp_path / "two", 0, "b", started_at_ms=START_MS + 5000)
-    lost = [(file.path, file.reason) for file in merge_run(tmp_path, first, second).files if file.lost_something]
-    same = "another task of the same name as the one in one/tasks/4821_0.r0.gpu1.sqlite; merge it into another job "
-    assert lost == [("two/tasks/4821_0.r0.gpu1.sqlite", f"{same}database")]
-    assert query(tmp_path / "job.sqlite", "SELECT chunk_id FROM chunk") == [("a",)]
-
-
 def test_live_files_left_behind_count_instead_of_the_published_one_if_they_have_more_rows(tmp_path):
     task = TaskFile(tmp_path, states={"a": "done", "b": "pending"}, samples=5, ended_at_ms=None)
     published, left, ours = task.write(), tmp_path / "left", f"task_id = {task.key.task_id}"

@@ -105,26 +105,21 @@ def test_a_recorders_file_is_optional_the_wrappers_is_not(live, target):
 def test_what_killed_writers_leave_is_published_whole(tmp_path, target, shared):
     with closing(LiveTask(tmp_path / "live", KEY, shared=shared, devices=2)) as live:
         live.add(0)
-        old = live.killed(tmp_path / "old")
+        live.killed(tmp_path / "old")
         live.add(1)
-        new = live.killed(tmp_path / "new")
+        live.killed(tmp_path / "new")
         publish([live.wrapper.half], target, workplace=tmp_path)
 
-    def work(wrapper):
-        return store.work_left_behind(wrapper, target, shared=shared)
+    def publish_left(name):
+        store.publish_killed(LocalFolder(tmp_path / name), target, START_MS, [], shared=shared)
+        assert is_undamaged(target) and names_in(target.parent) == [target.name]
+        return query(target, "SELECT verdict, (SELECT count(*) FROM chunk), (SELECT count(*) FROM sample) FROM task")
 
-    sealed, halves = LiveHalf(target, "sealed"), [store.left_behind(path, shared=shared) for path in new]
-    assert work(new[0]) == halves[0], "they are equal"
-    assert work(old[0]) == sealed, "it was published from memory: a full disk"
-    assert work(tmp_path / "gone.sqlite") == sealed
-    assert names_in(target.parent) == [target.name]
-    for half in (sealed, sealed, halves[0]):  # nothing is doubled, however often
-        publish([half, halves[1]], target, closing={"verdict": "killed"})
-        assert query(target, CONTENT) == [(2, 2)]
-        assert query(target, "SELECT verdict, (SELECT count(*) FROM host_sample) FROM task") == [("killed", 2)]
-        assert is_undamaged(target)
+    for gone in ("old", "gone"):
+        assert publish_left(gone) == [(None, 2, 0)], "more was published: a power cut"
+    assert [publish_left("new"), publish_left("new")] == [[("killed", 2, 2)]] * 2, "nothing is doubled"
     target.unlink()
-    assert work(old[0]) == store.left_behind(old[0], shared=shared)
+    assert publish_left("old") == [("killed", 1, 1)]
 
 
 def test_what_a_killed_writer_left_half_written_is_undone(tmp_path, target):
