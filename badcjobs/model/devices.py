@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 _ROCR_UUID = re.compile(r"GPU-[0-9A-Fa-f]{16}")  # the only form that ROCR_VISIBLE_DEVICES accepts; amdsmi's differs
 _FIRST_DRIVER_WITH_MIG_UUIDS = 470
@@ -197,8 +197,7 @@ class UsageReading:
     source: str  # of memory_bytes: pss (shared pages counted once) or rss
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryHeld:
+class MemoryHeld(NamedTuple):
     """The main memory of the task's own processes, at a time of the monotonic clock."""
 
     memory_bytes: int
@@ -210,8 +209,7 @@ class MemoryHeld:
 CHARTED = ("utilization_percent", "memory_used_bytes", "temperature_c", "power_w")
 
 
-@dataclass(frozen=True, slots=True)
-class Envelope:
+class Envelope(NamedTuple):
     """Minimum, mean and maximum of one metric in each stretch of time; NaN: no reading."""
 
     low: Sequence[float]
@@ -219,8 +217,7 @@ class Envelope:
     high: Sequence[float]
 
 
-@dataclass(frozen=True, slots=True)
-class Stretches:
+class Stretches(NamedTuple):
     """One device of one task over time, from the table ``device_stretch``; all columns have the same length."""
 
     from_ms: Sequence[int]
@@ -229,8 +226,7 @@ class Stretches:
     metrics: Mapping[str, Envelope]  # one for each of CHARTED
 
 
-@dataclass(frozen=True, slots=True)
-class ChartData:
+class ChartData(NamedTuple):
     """What the page shows in addition to the summary."""
 
     # Reads a device by its device_id (those of all devices may not fit into memory), and whether its task no longer

@@ -314,7 +314,7 @@ def _export_heard(job: _Job) -> Exported:
     if order.needs_folder:
         files = _write_areas(heard, order, job.progress)
     else:
-        batches = (batch for _, batch in heard.batches(order.form))
+        batches = (batch for _, batch in heard.batches())
         files = [_write_file(job, "detections", VIEW, COLUMNS, batches)]
     return files, list(_notes(heard, order, files))
 
@@ -334,7 +334,7 @@ def _write_areas(heard: JobDetections, order: ExportOrder, progress: Progress) -
     make_folder(folder)
     rows = dict[str | None, int]()
     with _writer(order, folder / f"{ALL}.{order.form}", COLUMNS) as write_all:
-        for area, batches in groupby(heard.batches(order.form), key=itemgetter(0)):
+        for area, batches in groupby(heard.batches(), key=itemgetter(0)):
             rows[area] = 0
             with _writer(order, folder / f"{names[area]}.{order.form}", COLUMNS) as write:
                 for _, batch in batches:

@@ -21,7 +21,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import fill
@@ -371,7 +371,7 @@ class FinishedJob(NamedTuple):
         """Return the document of ``badcjobs merge --json``: the summary, and the state of the files."""
         statuses = Counter(file.status for file in self.merged.files)
         files = {"read_now": self.merged.read, "by_status": dict(sorted(statuses.items()))}
-        removed = self.removed and asdict(self.removed)
+        removed = self.removed and self.removed._asdict()
         return {**document_of(self.summary, streamed=streamed), "files": files, "removed": removed}
 
 

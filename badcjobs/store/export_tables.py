@@ -13,12 +13,11 @@ import math
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
 from itertools import chain, groupby, repeat
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO, NamedTuple, TextIO
 
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import NameGaps, RecordingName
@@ -35,10 +34,9 @@ _STORED = (
 )
 
 
-def in_batches(cursor: sqlite3.Cursor, form: str) -> Iterator[list[Row]]:
+def in_batches(cursor: sqlite3.Cursor) -> Iterator[list[Row]]:
     """Yield rows in batches, to limit both memory and the number of calls."""
-    size = _ROW_GROUP if form == "parquet" else _TEXT_BATCH
-    return iter(lambda: cursor.fetchmany(size), [])
+    return iter(lambda: cursor.fetchmany(_BATCH), [])
 
 
 @contextmanager
@@ -77,7 +75,7 @@ def read_table(db: sqlite3.Connection, table: str, form: str) -> tuple[dict[str,
     types = {column.name: column.type for column in as_sqlite_utils(db)[table].columns}
     sql = f"SELECT * FROM {quoted(table)}"
     if form != "parquet":
-        return dict.fromkeys(types, ""), in_batches(db.execute(sql), form)
+        return dict.fromkeys(types, ""), in_batches(db.execute(sql))
     # A computed column of a view has the type of its values; one query reads them all, because a view may be slow.
     computed = [name for name, kind in types.items() if kind not in _STORED]
     if computed:
@@ -85,7 +83,7 @@ def read_table(db: sqlite3.Connection, table: str, form: str) -> tuple[dict[str,
         for name, kinds in zip(computed, db.execute(f"SELECT {all_types} FROM ({sql})").fetchone(), strict=True):
             there = set((kinds or "null").split(",")) - {"null"}
             types[name] = "TEXT" if "text" in there else "INTEGER" if there == {"integer"} else "REAL"
-    return types, in_batches(db.execute(sql), form)
+    return types, in_batches(db.execute(sql))
 
 
 def quoted(name: str) -> str:
@@ -118,8 +116,7 @@ _PATHS = """
     FROM chunk c LEFT JOIN recording r USING (recording_id) GROUP BY c.recording_id"""
 
 
-@dataclass(frozen=True, slots=True)
-class DetectionFilter:
+class DetectionFilter(NamedTuple):
     """Which detections are wanted; without species: those of all species."""
 
     species: Sequence[str] = ()
@@ -184,7 +181,7 @@ class JobDetections:
         rows = self._db.execute(f"SELECT DISTINCT study_area FROM {self._recordings} ORDER BY study_area")
         return [area for (area,) in rows]
 
-    def batches(self, form: str) -> Iterator[tuple[str | None, Sequence[Row]]]:
+    def batches(self) -> Iterator[tuple[str | None, Sequence[Row]]]:
         """Yield the rows in order, in batches; each batch belongs to one study area, which comes with it."""
         cursor = self._db.execute(
             f"""SELECT n.study_area, coalesce(n.location, n.location_name), n.recorded_at,
@@ -195,7 +192,7 @@ class JobDetections:
                 ORDER BY 1, 2, 3, v.recording_id, v.start_ms, v.end_ms, v.label, v.score, v.chunk_id""",
             self._wanted.values,
         )
-        for batch in in_batches(cursor, form):
+        for batch in in_batches(cursor):
             for area, rows in groupby(batch, key=itemgetter(0)):
                 yield area, [(*row[:-1], *self._times(row[2], row[3]), row[-1]) for row in rows]
 
@@ -215,8 +212,7 @@ class JobDetections:
 # --- rows as CSV, JSON, JSON lines or Parquet -------------------------------------------------------------------------
 
 Write = Callable[[Iterable[Sequence[object]]], None]
-_ROW_GROUP = 65_536
-_TEXT_BATCH = 5_000
+_BATCH = 20_000  # also the size of a row group of Parquet
 _FORMULA = frozenset("=+-@\t\r\n")  # the first characters of what a spreadsheet may run
 _ARROW = {"INTEGER": "int64", "REAL": "float64", "TEXT": "string"}
 

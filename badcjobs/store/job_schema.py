@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -270,8 +270,6 @@ JOB_VIEWS = (
 )
 
 # Created after all rows are written: sorting once is cheaper than updating an index with each row.
-Index = tuple[str, Collection[str]]  # a table, and columns of it
-SAMPLES_BY_TIME: Index = ("sample", ("task_id", "device_id", "at_ms"))
 _READ_BY_CHUNK = ("detection", "rarity", "attempt")
 _READ_BY_TASK = (
     "device",
@@ -285,9 +283,9 @@ _READ_BY_TASK = (
     "device_total",
     "mark",
 )
-INDEXES: tuple[Index, ...] = (
+_INDEXES = (
     ("chunk", ("task_id", "status", "audio_s")),
-    SAMPLES_BY_TIME,
+    ("sample", ("task_id", "device_id", "at_ms")),
     *((table, ("recording_id", "chunk_id")) for table in _READ_BY_CHUNK),
     *((table, ("task_id",)) for table in _READ_BY_TASK),
 )
@@ -314,9 +312,9 @@ def open_draft(path: Path, *, new: bool) -> sqlite3.Connection:
     return db
 
 
-def create_indexes(db: sqlite3.Connection, indexes: Collection[Index] = INDEXES) -> None:
+def create_indexes(db: sqlite3.Connection) -> None:
     """Create indexes of the job database that do not exist yet."""
     db.execute(f"PRAGMA cache_size = -{_SORT_CACHE_KIB}")
     tool = as_sqlite_utils(db)
-    for table, columns in indexes:
+    for table, columns in _INDEXES:
         tool.table(table).create_index(columns, if_not_exists=True)

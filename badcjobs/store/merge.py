@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import NamedTuple
@@ -329,8 +329,7 @@ def _examined(files: Sequence[Intake], scratch: Path) -> Iterator[Intake]:
 # --- removing merged files --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
+class Removal(NamedTuple):
     """Which files were removed, and which were kept and why."""
 
     removed: tuple[str, ...]

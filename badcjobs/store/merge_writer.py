@@ -19,7 +19,7 @@ from pathlib import Path
 
 from badcjobs.store.atomic_write import ROWS
 from badcjobs.store.connect import find_damage, read_only_uri, read_value, transaction
-from badcjobs.store.job_schema import ORDERED_BY, SAMPLES_BY_TIME, create_indexes
+from badcjobs.store.job_schema import ORDERED_BY, create_indexes
 from badcjobs.store.overlaps import follow_changes, note_changes, settle_overlaps
 from badcjobs.store.schema import DERIVED, TABLES, columns_of
 from badcjobs.store.source_files import (
@@ -118,7 +118,7 @@ def settle_recordings(db: sqlite3.Connection) -> None:
 
 def remove_task(db: sqlite3.Connection, task_id: int) -> None:
     """Remove a task; each chunk that it had won goes to the strongest rival."""
-    create_indexes(db, [SAMPLES_BY_TIME])  # the other tasks may still have to be merged
+    create_indexes(db)
     note_changes(db, ("task_recording", "chunk", "rival_chunk"), task_id)
     db.execute(
         "CREATE TEMP TABLE vacated AS SELECT recording_id, chunk_id FROM chunk WHERE task_id = ?",

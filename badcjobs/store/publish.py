@@ -27,6 +27,7 @@ from badcjobs.store.atomic_write import (
     write_row_counts,
 )
 from badcjobs.store.connect import (
+    as_sqlite_utils,
     create_scratch,
     create_tables,
     open_sealed,
@@ -164,30 +165,30 @@ def load_readings(path: Path, target: Path) -> None:
     if not rows:
         why = "it has no readings as badcjobs record writes them"
         raise DatabaseProblem(f"{path} cannot be read", why=why, fix="badcjobs record --out FILE.sqlite …")
-    times = [int(row["at_ms"]) for row in rows]
-    tokens = [row["uuid"] or str(row["device_index"]) for row in rows]
-    devices = dict(zip(tokens, rows, strict=True))
+    devices = {row["token"]: row for row in rows}
     ids = {token: number for number, token in enumerate(devices, 1)}
-    task = _describe_recording(path, times, len(devices))
-    about = ("device_id", "task_id", "uuid", "device_index", "token", "name", "backend", "why")
     with contextlib.closing(sqlite3.connect(target)) as db, db:
         create_tables(db)
-        db.execute(insert_sql("task", task), [*task.values()])
+        tool = as_sqlite_utils(db)
+        tool.table("task").insert(_describe_recording(path, [int(row["at_ms"]) for row in rows], len(devices)))
         for token, row in devices.items():
-            facts = (
-                row["uuid"] or None,
-                row["device_index"],
-                token,
-                row["name"] or None,
-                "recording",
-                path.name,
+            tool.table("device").insert(
+                {
+                    "device_id": ids[token],
+                    "task_id": 1,
+                    "uuid": row["uuid"] or None,
+                    "device_index": row["device_index"],
+                    "token": token,
+                    "name": row["name"] or None,
+                    "backend": "recording",
+                    "why": path.name,
+                }
             )
-            db.execute(insert_sql("device", about), (ids[token], 1, *facts))
         db.executemany(
             insert_sql("sample", ("task_id", "device_id", "at_ms", *METRICS)),
             (
-                (1, ids[token], at_ms, *(_number(row.get(metric)) for metric in METRICS))
-                for token, at_ms, row in zip(tokens, times, rows, strict=True)
+                (1, ids[row["token"]], int(row["at_ms"]), *(_number(row.get(metric)) for metric in METRICS))
+                for row in rows
             ),
         )
 
@@ -218,7 +219,8 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
         for line in lines:
             with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError, OverflowError):
                 row = line if isinstance(line, dict) else json.loads(line)
-                int(row["at_ms"]), row["uuid"], row["device_index"], row["name"]
+                int(row["at_ms"]), row["name"]
+                row["token"] = row["uuid"] or str(row["device_index"])
                 if path.suffix != ".csv" or None not in row.values():  # a line of CSV that ends too early
                     yield row
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,19 @@ _INSERT_CHUNK = """
                        audio_bytes, audio_mtime_ns, audio_sha256, is_cut, status,
                        attempts)
     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', 0)"""
+_chunk_values = attrgetter(
+    "recording_id",
+    "chunk_id",
+    "source_path",
+    "audio_path",
+    "start_ms",
+    "end_ms",
+    "audio_s",
+    "fingerprint.audio_bytes",
+    "fingerprint.audio_mtime_ns",
+    "fingerprint.audio_sha256",
+    "is_cut",
+)
 
 
 # The same audio: equal checksums, if both sides have one (a file may be moved, or copied without its times); else equal
@@ -244,7 +258,7 @@ class TaskWriter:
                 if name.left_out is not None:
                     continue
                 listed += 1
-                self._add_chunk(chunk)
+                self._db.execute(_INSERT_CHUNK, (self.task_id, *_chunk_values(chunk)))
         return listed
 
     def _add_recording(self, chunk: Chunk, name: RecordingName) -> None:
@@ -254,16 +268,6 @@ class TaskWriter:
         from_header = (header.duration_s, header.sample_rate_hz, header.channels)
         rest = (name.pattern, *astuple(name.place), name.left_out, name.no_county)
         self._db.execute(_INSERT_RECORDING, (*ids, *from_path, *from_header, *rest))
-
-    def _add_chunk(self, chunk: Chunk) -> None:
-        file = chunk.fingerprint
-        paths = (chunk.source_path, chunk.audio_path)
-        times = (chunk.start_ms, chunk.end_ms, chunk.audio_s)
-        fingerprint = (file.audio_bytes, file.audio_mtime_ns, file.audio_sha256)
-        self._db.execute(
-            _INSERT_CHUNK,
-            (self.task_id, *chunk.key, *paths, *times, *fingerprint, int(chunk.is_cut)),
-        )
 
     def name_gaps(self) -> NameGaps:
         """Count the recordings whose paths lack a study area, a date or a time."""
