@@ -212,7 +212,7 @@ class JobDetections:
 # --- rows as CSV, JSON, JSON lines or Parquet -------------------------------------------------------------------------
 
 Write = Callable[[Iterable[Sequence[object]]], None]
-_BATCH = 20_000  # also the size of a row group of Parquet
+_BATCH = 10_000  # also the size of a row group of Parquet
 _FORMULA = frozenset("=+-@\t\r\n")  # the first characters of what a spreadsheet may run
 _ARROW = {"INTEGER": "int64", "REAL": "float64", "TEXT": "string"}
 

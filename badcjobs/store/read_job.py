@@ -96,6 +96,7 @@ def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> JobFacts:
     # run.toml has only the settings that all tasks share.
     last_settings = max(((task.started_at_ms, task.settings) for task in tasks if task.settings), default=(0, ""))
     [totals] = rows_by_name(db, _TOTALS)
+    [cost] = read_as(db, CostFacts, _COST)
     return JobFacts(
         **totals,
         tasks=tuple(tasks),
@@ -112,7 +113,7 @@ def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> JobFacts:
         alerts=read_as(db, AlertFacts, _ALERTS),
         foreign=read_as(db, ForeignProcess, _FOREIGN),
         decisions=_read_decisions(db),
-        cost=_cost(db),
+        cost=cost,
         durations=dict(db.execute(DURATIONS)),
         alert_nodes={kind: tuple(nodes) for kind, nodes in grouped(db.execute(_ALERT_NODES)).items()},
         recording_names=names if (names := count_gaps(db)).recordings else None,
@@ -224,27 +225,28 @@ _TOTALS = f"""
 _LABELS = """
     SELECT label, max(label_name), count(*) FROM recording_detection
     GROUP BY label ORDER BY 3 DESC, 1"""
-_DONE_COST = "FROM attempt_cost c JOIN attempt a USING (task_id, attempt_id) WHERE a.outcome = 'done'"
-_COST = f"""
-    SELECT count(*) AS tries, avg(c.gpu_s) AS gpu_s_mean,
-           avg(c.busy_s) AS busy_s_mean,
-           count(c.energy_j) AS energy_tries, avg(c.energy_j) AS energy_j_mean {_DONE_COST}"""
-
-
-def _cost(db: sqlite3.Connection) -> CostFacts:
-    [cost] = rows_by_name(db, _COST)
-    for column, count in (("gpu_s", cost["tries"]), ("energy_j", cost["energy_tries"])):
-        ranks = _ranks(db, column, count)
-        cost |= {f"{column}_{name}": value for name, value in zip(("p50", "p95", "max"), ranks, strict=True)}
-    return CostFacts(**cost)
-
-
-def _ranks(db: sqlite3.Connection, column: str, count: int) -> list[float | None]:
-    """Return p50, p95 (nearest rank) and maximum; SQLite sorts, on disk if millions of tries do not fit in memory."""
-    ranks = [-(-count // 2), -(-count * 95 // 100), count]
-    values = db.execute(f"SELECT c.{column} {_DONE_COST} AND c.{column} IS NOT NULL ORDER BY 1")
-    by_rank = {rank: value for rank, (value,) in enumerate(values, start=1) if rank in ranks}
-    return [by_rank.get(rank) for rank in ranks]
+# Percentiles by nearest rank.
+_COST = """
+    WITH cost AS MATERIALIZED (
+        SELECT gpu_s, busy_s, energy_j
+        FROM attempt_cost JOIN attempt USING (task_id, attempt_id)
+        WHERE outcome = 'done'),
+    figures AS MATERIALIZED (
+        SELECT count(*) AS tries, avg(gpu_s) AS gpu_s_mean, max(gpu_s) AS gpu_s_max,
+               avg(busy_s) AS busy_s_mean,
+               count(energy_j) AS energy_tries, avg(energy_j) AS energy_j_mean,
+               max(energy_j) AS energy_j_max
+        FROM cost)
+    SELECT *,
+        (SELECT gpu_s FROM cost ORDER BY 1
+         LIMIT 1 OFFSET (SELECT (tries - 1) / 2 FROM figures)) AS gpu_s_p50,
+        (SELECT gpu_s FROM cost ORDER BY 1
+         LIMIT 1 OFFSET (SELECT (95 * tries - 1) / 100 FROM figures)) AS gpu_s_p95,
+        (SELECT energy_j FROM cost ORDER BY 1 NULLS LAST
+         LIMIT 1 OFFSET (SELECT (energy_tries - 1) / 2 FROM figures)) AS energy_j_p50,
+        (SELECT energy_j FROM cost ORDER BY 1 NULLS LAST
+         LIMIT 1 OFFSET (SELECT (95 * energy_tries - 1) / 100 FROM figures)) AS energy_j_p95
+    FROM figures"""
 
 
 # --- changes of the merged files since the merge, by their times and sizes --------------------------------------------
