@@ -258,7 +258,6 @@ def _submit_here(resolved: ResolvedSubmit, devices: StandIn, how: SubmitFlags) -
         for note in plan.survey.notes.values():
             remark(note)
     if how.dry_run:
-        emulation.check_run_folder(plan.order.out, again=how.again)
         return _show_scripts(how, script=emulation.script_of(plan.order))
     settings = _local_settings(resolved.options, devices, how)
     if not plan.order.only:
@@ -283,8 +282,6 @@ def _submit_script(
     order = _script_order(sources, flags, project, {**given, "cluster": options.cluster})
     world = read_world()
     if how.dry_run:
-        if order.out is not None:
-            emulation.check_run_folder(order.out, again=how.again)
         return _show_scripts(how, script=emulation.read_user_script(order, world))
     devices = find_stand_in(project, flags.get("simulate"))
     requeues = project.get("submit", "requeues") or 0

@@ -82,6 +82,11 @@ class Call:
     sources: tuple[str, ...] | None = None  # None: one of them has an unknown variable
 
     @property
+    def needs_gpu(self) -> bool:
+        """Whether a ``badcjobs run`` needs a GPU for certain."""
+        return not self.hidden and self.values.keys().isdisjoint({"cpu_workers", "config"})
+
+    @property
     def by_exec(self) -> bool:
         """Whether it replaces the shell of the job."""
         return self.before[:1] == ("exec",)
@@ -102,7 +107,7 @@ class BatchScript:
     """A job script, as far as it can be read."""
 
     name: str
-    options: dict[str, str]  # of sbatch, under their long names
+    options: sbatch.Options  # under their long names
     asked: sbatch.Asked = field(default_factory=sbatch.Asked)
     signal: sbatch.EarlySignal | None = None
     call: Call | None = None  # the last one of badcjobs run, else the last one
@@ -154,11 +159,10 @@ def read_script(text: str, name: str, environ: Environ, cwd: str, parse: Parser,
     wrong: list[str] = []
     readable = _HERE_DOCUMENT.split(text, maxsplit=1)[0]
     lines = _read_options(readable, wrong)
-    requested = lines.options | sbatch_options(environ) | sbatch.read_options(options)
-    request = sbatch.read_request(requested, wrong)
+    request = sbatch.read_request(lines.options | sbatch_options(environ) | sbatch.read_options(options), wrong)
     test = f"sbatch --test-only {shell_line(Path(name))}   (shows the message of sbatch)"
 
-    reader = _Reader(readable, environ, cwd, parse, moves="chdir" in requested)
+    reader = _Reader(readable, environ, cwd, parse, moves="chdir" in request.options)
     for line in _LOGICAL_LINE.finditer(readable):
         number = readable.count("\n", 0, line.start()) + 1
         reader.read_line(number, re.sub(r"\s*\\\r?\n\s*", " ", line[0]).rstrip())
@@ -167,10 +171,13 @@ def read_script(text: str, name: str, environ: Environ, cwd: str, parse: Parser,
     if not reader.calls and not reader.wrong_calls:
         numbered = enumerate(text.splitlines(), 1)
         unread = [number for number, line in numbered if "badcjobs" in line.partition("#")[0].lower()]
-    script = BatchScript(
+    asked = request.asked
+    if asked.gpus_per_task == 0 and not (starts and starts[-1].needs_gpu):
+        asked = replace(asked, gpus_per_task=None)  # it may do without
+    return BatchScript(
         name=name,
-        options=requested,
-        asked=request.asked,
+        options=request.options,
+        asked=asked,
         signal=request.signal,
         call=next(reversed(starts or reader.calls), None),
         mistakes=tuple(Mistake(message, test) for message in wrong),
@@ -184,15 +191,6 @@ def read_script(text: str, name: str, environ: Environ, cwd: str, parse: Parser,
         sets_tmpdir=_TMPDIR.search(text) is not None,
         sets_cache="XDG_CACHE_HOME=" in text,
     )
-    return script if _needs_gpu(script) else replace(script, asked=replace(request.asked, gpus_per_task=None))
-
-
-def _needs_gpu(script: BatchScript) -> bool:
-    """Say whether a task needs a GPU for certain, or asks for some."""
-    if script.asked.gpus_per_task != 0:
-        return True
-    start = script.start
-    return start is not None and not start.hidden and start.values.keys().isdisjoint({"cpu_workers", "config"})
 
 
 # --- the options of sbatch ------------------------------------------------------------------------------------------

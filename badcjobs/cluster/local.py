@@ -38,7 +38,7 @@ from badcjobs.report.job import FinishedJob, finish_job
 from badcjobs.seams import Unanswered
 from badcjobs.store import submission_record as records
 from badcjobs.store.merge import MergeOrder
-from badcjobs.store.run_lock import check_writable, emulation_lock, folder_lock, refuse_during_emulation, undo_on_error
+from badcjobs.store.run_lock import check_writable, emulation_lock, folder_lock, undo_on_error
 from badcjobs.task.startup import World
 from badcjobs.words import count
 
@@ -290,12 +290,6 @@ def run_folder_locks(command: Sequence[str], *, again: bool) -> Iterator[LockRun
                 locks.enter_context(emulation_lock(out, command))
 
         yield lock
-
-
-def check_run_folder(out: Path, *, again: bool) -> None:
-    """Refuse what an emulation in this run folder would refuse; change nothing."""
-    _refuse_if_slurm_has_job(out, again=again)
-    refuse_during_emulation(out)
 
 
 def _refuse_if_slurm_has_job(out: Path, *, again: bool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -101,13 +100,9 @@ class LocalArray:
                 self._clock.sleep(_TICK_S)
             for row in self._waiting:
                 self._change(row, CANCELLED, "never started: the emulation was stopped")
-        except BaseException:
-            self._watch.release()  # it ends all processes
-            raise
         finally:
             self._write_states(last=True)
-        shutil.rmtree(job.folder, ignore_errors=True)
-        self._watch.dismiss()
+            self._watch.release()
 
     def _handle_signals(self) -> None:
         """Pass a warning on; the first ending signal stops all tasks in an orderly way, the second kills them."""

@@ -3,9 +3,9 @@
 A process belongs to a task if it has the task's mark in its environment, is in the task's session, or descends from
 such a process, as the tasks of a nested emulation do.
 
-The watcher is a separate process, which acts when its stdin is closed: the emulation has ended. PDEATHSIG would reach
-only a task's first process; a shell that did not ``exec`` has children. Devices stay locked meanwhile, because the
-tasks inherit the open lock files.
+The watcher is a separate process, which acts when its stdin is closed: the emulation has ended, or was killed.
+PDEATHSIG would reach only a task's first process; a shell that did not ``exec`` has children. Devices stay locked
+meanwhile, because the tasks inherit the open lock files.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def send(processes: Iterable[psutil.Process], *signums: signal.Signals) -> None:
 
 
 class Watcher:
-    """The watcher process, as the emulation uses it: it acts when the emulation ends, unless it is dismissed."""
+    """The watcher process, as the emulation uses it: it acts when it is released, or the emulation was killed."""
 
     def __init__(self, mark: str, grace_s: float, folder: Path, environ: Environ) -> None:
         self._process = subprocess.Popen(
@@ -82,14 +82,9 @@ class Watcher:
             self._pipe.flush()
 
     def release(self) -> None:
-        """Let it end all processes now."""
+        """Let it end the processes that are left, and remove the folder."""
         self._pipe.close()
-
-    def dismiss(self) -> None:
-        """End it: the emulation has ended normally."""
-        self._process.kill()
         self._process.wait()
-        self._pipe.close()
 
 
 def main() -> None:
@@ -99,7 +94,7 @@ def main() -> None:
     mark, grace_s, folder = sys.argv[1:]
     run = sys.stdin.buffer.read()  # until the emulation has ended
     with ExitStack() as locks:
-        if run:
+        if run and processes_of(mark):
             _lock_run(Path(os.fsdecode(run)), locks)
         _end_processes(mark, float(grace_s))
     shutil.rmtree(folder, ignore_errors=True)

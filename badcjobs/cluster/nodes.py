@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from badcjobs.cluster.sbatch_options import parse_gpus
@@ -37,6 +37,7 @@ _FIELDS = {
 # A node in any other state, or with another mark, starts no job now: drained, down, reserved, completing, …
 _TAKING_JOBS = frozenset({"idle", "mixed", "planned"})
 _HARMLESS_MARKS = frozenset({"~", "#", "-"})  # powered down, powering up, planned for a later job
+Cells = Mapping[str, str]  # of a line of sinfo
 Document = dict[str, Any]  # of ``badcjobs cluster --json``, or a part of it
 UNTYPED = "gpu"  # the kind of a GPU without a type
 
@@ -129,34 +130,34 @@ def query_sinfo(environ: Environ) -> str:
 def parse_sinfo(text: str) -> Cluster:
     """Parse the output of ``query_sinfo``; other lines are left out."""
     lines = [line.split("|")[:-1] for line in text.splitlines()]
-    rows = [dict(zip(_FIELDS, map(str.strip, line), strict=True)) for line in lines if len(line) == len(_FIELDS)]
+    rows: list[Cells] = [
+        dict(zip(_FIELDS, map(str.strip, line), strict=True)) for line in lines if len(line) == len(_FIELDS)
+    ]
+    rows.sort(key=lambda cells: (not cells["Partition"].endswith("*"), cells["Partition"]))
     partitions = {}
-    nodes: dict[str, Node] = {}
-    for cells in sorted(rows, key=lambda cells: (not cells["Partition"].endswith("*"), cells["Partition"])):
+    rows_of_nodes: dict[str, list[Cells]] = {}  # sinfo lists a node once for each of its partitions
+    for cells in rows:
         name = cells["Partition"]
         partition = Partition(name.rstrip("*"), name.endswith("*"), cells["Available"] == "up", cells["Time"])
-        partitions[partition.name] = partition
-        node = _parse_node(cells, partition)
-        before = nodes.get(node.name)
-        if before is not None:  # sinfo lists a node once for each of its partitions
-            both = (*before.partitions, *node.partitions)
-            node = replace(node, partitions=both, reachable=before.reachable or node.reachable)
-        nodes[node.name] = node
-    return Cluster(sorted(nodes.values(), key=lambda node: natural(node.name)), list(partitions.values()))
+        partitions[name] = partition
+        rows_of_nodes.setdefault(cells["NodeList"], []).append(cells)
+    nodes = [_make_node(rows_of_nodes[name]) for name in sorted(rows_of_nodes, key=natural)]
+    return Cluster(nodes, list(partitions.values()))
 
 
-def _parse_node(cells: Mapping[str, str], partition: Partition) -> Node:
+def _make_node(rows: Sequence[Cells]) -> Node:
+    cells = rows[-1]
     counts = re.fullmatch(r"\d+/(\d+)/\d+/(\d+)", cells["CPUsState"])  # allocated/idle/other/total
     features = cells["Features"].split(",")
     memory = cells["Memory"]
     return Node(
         name=cells["NodeList"],
         state=cells["StateLong"],
-        partitions=(partition.name,),
+        partitions=tuple(row["Partition"].rstrip("*") for row in rows),
         gpus=gpus_of_node(cells["Gres"], cells["GresUsed"]),
         cores_idle=int(counts[1]) if counts else None,
         features=tuple(feature for feature in features if feature not in ("", "(null)")),
-        reachable=partition.up,
+        reachable=any(row["Available"] == "up" for row in rows),
         cores=int(counts[2]) if counts else None,
         memory_mib=int(memory) if memory.isdecimal() else None,
     )

@@ -53,7 +53,7 @@ OF_SUBMIT = {
 _PART = re.compile(r"(?P<first>[0-9]+)(-(?P<last>[0-9]+)(:(?P<step>[0-9]+))?)?")
 _LARGEST = 4_000_001  # the largest possible MaxArraySize
 _UNLIMITED = ("unlimited", "infinite", "-1")
-_SIGNAL = re.compile(r"(?:(?P<who>B|R|BR|RB):)?(?:SIG)?(?P<name>[A-Z0-9]+)(?:@(?P<lead>[0-9]{1,5}))?", re.IGNORECASE)
+_SIGNAL = re.compile(r"(?:(?P<who>B|R|BR|RB):)?(?:SIG)?(?P<name>[A-Z0-9]+)(?:@(?P<lead>[0-9]{1,5}))?")
 _MEMORY = re.compile(r"\+?(?P<number>[0-9]+)(?:(?P<unit>[KMGT])B?)?", re.IGNORECASE)
 _MIB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024**2}
 _GPUS = re.compile(r"(?:(?P<type>[^:,]+):)?(?P<number>[0-9]+)")
@@ -83,12 +83,8 @@ def read_options(words: Sequence[str]) -> dict[str, str]:
 
 def submit_words(settings: SubmitSettings) -> list[str]:
     """Return the settings of ``badcjobs submit`` as options of sbatch; those of --sbatch come last and win."""
-    array = None
-    if settings.tasks is not None:
-        limit = f"%{settings.parallel}" if settings.parallel else ""
-        array = f"0-{settings.tasks - 1}{limit}"
     own = {
-        "array": array,
+        "array": None if settings.tasks is None else range_of(settings.tasks, settings.parallel),
         "cpus-per-task": settings.cpus,
         "mem": settings.mem,
         "time": settings.time,
@@ -174,8 +170,13 @@ def suggest_range(spec: ArraySpec) -> str | None:
     count = len(spec.indices)
     if spec.indices == tuple(range(first, first + count * spec.step, spec.step)):
         return None
-    tasks = f"0-{count - 1}"
-    return f"{tasks}%{spec.parallel}" if spec.parallel else tasks
+    return range_of(count, spec.parallel)
+
+
+def range_of(tasks: int, parallel: int | None) -> str:
+    """Return the array from 0 that has this many tasks."""
+    limit = f"%{parallel}" if parallel else ""
+    return f"0-{tasks - 1}{limit}"
 
 
 # --- single values --------------------------------------------------------------------------------------------------
@@ -222,14 +223,11 @@ def parse_memory(text: str, name: str = "mem") -> int:
 
 def parse_signal(text: str) -> EarlySignal:
     """Parse ``--signal``: ``[B:]NAME-or-number[@seconds]``; the default is 60 seconds."""
-    numbers = {number.name.removeprefix("SIG"): number for number in signal.Signals}
-    numbers |= {str(number.value): number for number in signal.Signals}
-    parts = _SIGNAL.fullmatch(text)
-    if parts is not None:
-        number = numbers.get(parts["name"].upper())
-        lead_s = int(parts["lead"] or 60)
-        if number is not None:
-            return EarlySignal(number, lead_s, to_script="B" in (parts["who"] or "").upper())
+    parts = _SIGNAL.fullmatch(text.upper())
+    for number in signal.Signals:
+        names = (number.name.removeprefix("SIG"), str(number.value))
+        if parts is not None and parts["name"] in names:
+            return EarlySignal(number, int(parts["lead"] or 60), to_script="B" in (parts["who"] or ""))
     raise ValueError(f"--signal={text} is not a signal and its seconds; write B:USR1@180")
 
 

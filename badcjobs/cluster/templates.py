@@ -115,9 +115,8 @@ def _from_project(project: Project) -> Iterator[tuple[str, str]]:
         if value is not None:
             yield key, value
     tasks = project.get("submit", "tasks")
-    parallel = project.get("submit", "parallel")
     if tasks is not None:
-        yield "array", f"0-{tasks - 1}%{parallel}" if parallel else f"0-{tasks - 1}"
+        yield "array", sbatch.range_of(tasks, project.get("submit", "parallel"))
     for line in project.get("submit", "setup") or ():
         yield "setup", line
     sources: Sequence[str] = project.get("run", "source") or ()

@@ -27,7 +27,7 @@ from typing import Any
 
 from badcjobs import paths as resources
 from badcjobs.clock import SystemClock
-from badcjobs.cluster.sbatch_options import Asked
+from badcjobs.cluster.sbatch_options import Asked, range_of
 from badcjobs.cluster.templates import fill_template, find_template
 from badcjobs.errors import BadInput
 from badcjobs.masking import write_new_text
@@ -217,7 +217,7 @@ def write_plan(
                 writer.writerows(islice(lines, share.rows))
         (draft / name / "tasks.txt").write_text("".join(f"{target / name / shard}\n" for shard in shards), "utf-8")
         values = {
-            "array": f"0-{wave.tasks - 1}",
+            "array": range_of(wave.tasks, plan.parallel),
             "time": clock(plan.sizing.time_s),
             "gpus-per-node": plan.sizing.gpus,
             "cpus-per-task": plan.choice.cpus,
@@ -225,8 +225,6 @@ def write_plan(
             "source": target / name / "tasks.txt",
             "out": out / name,
         }
-        if plan.parallel:
-            values["array"] = f"0-{wave.tasks - 1}%{plan.parallel}"
         if plan.speed.points:
             values["args"] = f"--workers-per-gpu={plan.choice.workers}"
         write_new_text(draft / f"{name}.sbatch", fill(values, rows.root))
