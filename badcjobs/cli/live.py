@@ -46,7 +46,6 @@ Shown = Annotated[Path | None, typer.Argument(metavar="[DIR|FILE]")]
 _HOST = "127.0.0.1"
 _PORT = 8765
 _INTERVAL_S = 2.0
-_TOKEN = "BADCJOBS_TOKEN"
 _SHARE = 0.04  # of the interval, at most, for reading; with a thousand tasks only a few are read each time
 _FIRST_PATIENCE_S = 1.0
 _TICK_S = 0.1  # between looks for keys, signals and a new size of the terminal
@@ -77,11 +76,10 @@ def _open_machine(command: str, target: Path | None, simulate: str | None, proje
         )
     if simulate is None:
         return None
-    line = shell_line("badcjobs", command, target)
     raise BadInput(
         f"{target} and --simulate {simulate} cannot be combined",
         why="a run folder shows the GPUs of its tasks",
-        fix=f"{line}   (or without it: badcjobs {command} --simulate {simulate})",
+        fix=shell_line("badcjobs", command, target),
     )
 
 
@@ -145,11 +143,10 @@ def serve(
     from badcjobs.live.serve import serve as serve_view
 
     project = read_project(context)
-    token = environ().get(_TOKEN)
+    token = environ().get("BADCJOBS_TOKEN")
     target = _find_target(target, simulate, project)
     shown_words = [f"--simulate={simulate}"] if simulate else filter(None, [target])
     command = shell_line("badcjobs", "serve", *shown_words)
-    _check_token(token, command)
     log_to_stderr()
     listening, place = bind(host, port, token, command)
     with closing(listening):
@@ -161,18 +158,6 @@ def serve(
             _announce(place, target, token, json_wanted=json_wanted)  # connections wait until it serves
             serve_view(source, listening, place, token=token, clock=clock, interval_s=interval_s)
     return 0
-
-
-def _check_token(token: str | None, command: str) -> None:
-    """Refuse a token that cannot be part of a header and of a URL; its value is not shown."""
-    from badcjobs.live.serve import MIN_TOKEN, with_token
-
-    if token is None:
-        return
-    if not (token and token.isascii() and token.isprintable()) or " " in token:
-        raise BadInput(f"{_TOKEN} must be printable ASCII without spaces", fix=with_token(command))
-    if len(token) < MIN_TOKEN:
-        remark(f"warning: a {_TOKEN} of fewer than {MIN_TOKEN} characters can be guessed")
 
 
 def _check_installed() -> None:

@@ -9,16 +9,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
+from starlette.exceptions import HTTPException
 from starlette.requests import cookie_parser
 from starlette.types import Scope
-
-
-class Refusal(NamedTuple):
-    """Why a request is not allowed, as an HTTP status and a message."""
-
-    status: int
-    message: str
-    headers: Mapping[str, str] = {}
 
 
 class Guard(NamedTuple):
@@ -28,23 +21,23 @@ class Guard(NamedTuple):
     loopback: bool  # bound to an address that only this machine can reach
     port: int
 
-    def refusal(self, scope: Scope) -> Refusal | None:
-        """Return why a request is not allowed; None: it is allowed."""
+    def check(self, scope: Scope) -> None:
+        """Raise HTTPException for a request that is not allowed."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         host = headers.get("host", "")
         if self.loopback and not names_this_machine(host):
-            return Refusal(403, "open this server as localhost or 127.0.0.1")
+            raise HTTPException(403, "open this server as localhost or 127.0.0.1")
 
         # Browsers let a page of any site open a WebSocket and read it.
         origin = headers.get("origin", f"http://{host}")
         if scope["type"] == "websocket" and origin.partition("://")[2].lower() != host.lower():
-            return Refusal(403, "a page of another server may not open this WebSocket")
+            raise HTTPException(403, "a page of another server may not open this WebSocket")
 
         has_token_in_url = scope["path"] == "/" and b"token=" in scope["query_string"]  # the page checks it
         if has_token_in_url or self.is_authorized(headers):
-            return None
+            return
         message = "token missing or wrong: send Authorization: Bearer TOKEN, or open /?token=TOKEN in a browser"
-        return Refusal(401, message, {"www-authenticate": 'Bearer realm="badcjobs"'})
+        raise HTTPException(401, message, {"www-authenticate": 'Bearer realm="badcjobs"'})
 
     def is_authorized(self, headers: Mapping[str, str]) -> bool:
         """Return whether a request carries the token, in a header or as our cookie."""

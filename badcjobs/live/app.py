@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from badcjobs.live.access import Guard, is_same_secret
 from badcjobs.live.documents import Documents, LiveSource, json_text
-from badcjobs.live.hub import Hub
+from badcjobs.live.hub import Hub, unavailable
 from badcjobs.live.snapshot import STATES, Document, mean_of_known, sum_of_known
 from badcjobs.model import load_word, not_none
 from badcjobs.store.connect import grouped
@@ -121,12 +121,11 @@ def make_app(hub: Hub, source: LiveSource, guard: Guard) -> ASGIApp:
     app.router.redirect_slashes = False
 
     async def guarded_app(scope: Scope, receive: Receive, send: Send) -> None:
-        answer: ASGIApp = app
-        refusal = guard.refusal(scope)
-        if refusal is not None:
-            answer = error_response(*refusal)
-        elif scope["type"] == "websocket":
-            answer = _listener(hub, scope["path"])
+        try:
+            guard.check(scope)
+            answer = app if scope["type"] == "http" else _listener(hub, scope["path"])
+        except HTTPException as error:
+            answer = error_response(error.status_code, error.detail, error.headers)
         try:
             await answer(scope, receive, send)
         except Exception:
@@ -137,11 +136,11 @@ def make_app(hub: Hub, source: LiveSource, guard: Guard) -> ASGIApp:
 
 
 def _listener(hub: Hub, path: str) -> ASGIApp:
-    """Return the listener for a WebSocket, or the reason for its refusal."""
+    """Return the application for a WebSocket; raise HTTPException if it is refused."""
     if path != "/ws":
-        return error_response(404, "the only WebSocket is /ws")
+        raise HTTPException(404, "the only WebSocket is /ws")
     if hub.listeners >= _MAX_LISTENERS:
-        return error_response(503, f"too many listeners ({hub.listeners})", {"retry-after": "5"})
+        raise unavailable(f"too many listeners ({hub.listeners})")
     return hub.follow
 
 
@@ -263,20 +262,15 @@ class Handlers(NamedTuple):
     async def metrics(self, values: Values) -> Document:
         """Return each device with its processes."""
         documents = await self.hub.latest()
-        processes = await self.hub.read(lambda: self.source.processes(documents))
         if values["task"] is not None:
             _task(documents, values["task"])
-        devices = []
-        for item in documents.devices.values():
-            device = item.document
-            if not _is_selected(device, values):
-                continue
-            device = {**device, "processes": processes.get(device["key"], device["processes"])}
-            if not values["trail"]:
-                device["trail"] = None
-            devices.append(device)
+        devices = [item.document for item in documents.devices.values() if _is_selected(item.document, values)]
         if values["device"] is not None and not devices:
             raise HTTPException(404, f"device {values['device']} does not exist")
+        processes = await self.hub.read(lambda: self.source.processes(devices))
+        devices = [{**device, "processes": processes.get(device["key"], device["processes"])} for device in devices]
+        if not values["trail"]:
+            devices = [{**device, "trail": None} for device in devices]
         return {"at_ms": documents.state["at_ms"], "devices": devices}
 
     async def tasks(self, values: Values) -> Document:

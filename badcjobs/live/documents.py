@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,6 +111,12 @@ def open_run(target: Path, clock: Clock, ask_queue: AskQueue = not_asked) -> Liv
     return LiveSource(view, folder)
 
 
+@lru_cache(maxsize=4096)
+def _processes_in(path: Path, _version: FileVersion | None) -> _ProcessesOfTask:
+    """Return the processes in a task database; an unchanged file is not read again."""
+    return read_processes(path)
+
+
 @dataclass(slots=True)
 class LiveSource:
     """The view of a run or a machine, and the files of the run folder."""
@@ -118,7 +125,6 @@ class LiveSource:
     home: Path | None = None  # the run folder; links that leave it are not followed; None: a machine
     _tasks: Items = field(default_factory=dict)
     _devices: Items = field(default_factory=dict)
-    _processes: dict[str, tuple[FileVersion | None, _ProcessesOfTask]] = field(default_factory=dict)
 
     def look(self) -> Documents:
         """Read what has changed, as far as a short time allows."""
@@ -148,30 +154,18 @@ class LiveSource:
         run = str((files.only or files.folder.path).resolve())
         return metrics.prometheus_text(metrics.samples_of(subjects, run))
 
-    def processes(self, documents: Documents) -> Mapping[str, Sequence[Document]]:
-        """Return the processes on the devices of running tasks, by device key."""
+    def processes(self, devices: Sequence[Document]) -> Mapping[str, Sequence[Document]]:
+        """Return the processes on those of these devices whose tasks run, by device key."""
         by_key = {}
-        for key, item in documents.devices.items():
-            device = item.document
+        for device in devices:
             task = device["task"]
-            if not task or not device["alive"]:
+            path = self._file(f"{task}.sqlite")
+            if path is None or not device["alive"]:
                 continue
-            processes = self._processes_of(task).get((task, device["uuid"], device["token"]))
+            processes = _processes_in(path, file_version(path)).get((task, device["uuid"], device["token"]))
             if processes:
-                by_key[key] = [asdict(process) for process in processes]
+                by_key[device["key"]] = [asdict(process) for process in processes]
         return by_key
-
-    def _processes_of(self, task: str) -> _ProcessesOfTask:
-        """Return the processes of a task; an unchanged file is not read again."""
-        path = self._file(f"{task}.sqlite")
-        if path is None:
-            return {}
-        version = file_version(path)
-        last_version, processes = self._processes.get(task, (None, None))
-        if processes is None or version != last_version:
-            processes = read_processes(path)
-            self._processes[task] = (version, processes)
-        return processes
 
     def log_end(self, task: str, lines: int) -> tuple[Sequence[str], bool] | None:
         """Return the last lines of a task's log, and whether that is the complete log; None: no readable log."""

@@ -27,15 +27,10 @@ _DOCUMENTATION_ADDRESS = "192.0.2.1"  # reserved for documentation: the route to
 _SEND_BUFFER_BYTES = 512 * 1024  # kernel buffer for a listener that does not read
 _BACKLOG = 128
 _LOCALHOST = "127.0.0.1"
-MIN_TOKEN = 16  # characters
+_MIN_TOKEN = 16  # characters
 
 
 # --- the address ------------------------------------------------------------------------------------------------------
-
-
-def with_token(command: str) -> str:
-    """Return a command with a new token, passed in a variable so that ps does not show it."""
-    return f"BADCJOBS_TOKEN={secrets.token_hex(16)} {command}"
 
 
 class ServerAddress(NamedTuple):
@@ -68,8 +63,8 @@ def bind(
         addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)  # for localhost, 127.0.0.1
         family, _, _, _, sockaddr = addresses[0]
         address = ipaddress.ip_address(str(sockaddr[0]).partition("%")[0])
-        if not address.is_loopback:
-            _check_token(token, host, here)
+        if token is not None or not address.is_loopback:
+            _check_token(token or "", here)
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
@@ -89,12 +84,13 @@ def bind(
     return listening, ServerAddress(urls, host, port, address.is_loopback)
 
 
-def _check_token(token: str | None, host: str, command: str) -> None:
-    """Raise BadInput without a token that is hard to guess."""
-    if not token or len(token) < MIN_TOKEN:
-        what = f"--host {host} needs a BADCJOBS_TOKEN of at least {MIN_TOKEN} characters"
-        why = "everyone who can reach this machine could read the page"
-        raise BadInput(what, why=why, fix=with_token(command))
+def _check_token(token: str, command: str) -> None:
+    """Refuse a token that can be guessed, or that cannot be part of a header and of a URL; its value is not shown."""
+    if len(token) < _MIN_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        what = f"BADCJOBS_TOKEN must be at least {_MIN_TOKEN} printable ASCII characters, without spaces"
+        why = "without it everyone who can reach this address could read the page"
+        # In a variable, so that ps does not show it.
+        raise BadInput(what, why=why, fix=f"BADCJOBS_TOKEN={secrets.token_hex(16)} {command}")
 
 
 def _url(host: str, port: int) -> str:

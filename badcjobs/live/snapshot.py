@@ -368,11 +368,10 @@ def add_up(
     source_chunks: int | None = None,
     array_count: int = 0,
     all_listed: bool = False,
-    alone: bool = False,
 ) -> Total:
     """Return the totals of a run; ``every`` holds all attempts, including those followed by another.
 
-    ``array_count``: tasks of the array; 0: unknown. ``alone``: only one file, without the other parts of the source.
+    ``array_count``: tasks of the array; 0: unknown. ``all_listed``: no other parts of the source are of interest.
     A run may have divided its source several times, in different ways. Each division covers all of the source, so only
     the chunks of one division are counted.
     """
@@ -384,8 +383,6 @@ def add_up(
     in_all: int | None = None
     if all_listed or parts == parts_listed or (source_chunks is not None and source_chunks >= listed):
         in_all = chunks
-        parts = None
-    elif alone:
         parts = None
     elif parts is not None and parts_listed:
         in_all = round(chunks * parts / parts_listed)
@@ -439,7 +436,8 @@ def _end_of_last(tasks: Tasks) -> int | None:
 
 def total_of_devices(devices: Sequence[DeviceFacts]) -> Total:
     """Return the totals of devices, without tasks."""
-    return Total(devices=len(devices), utilization_percent=mean_utilization(devices), power_w=total_power_w(devices))
+    power_w = sum_of_known(device.shown.power_w for device in devices)
+    return Total(devices=len(devices), utilization_percent=mean_utilization(devices), power_w=power_w)
 
 
 def _latest_division(tasks: Tasks) -> Tasks:
@@ -466,11 +464,6 @@ def _parts(division: Tasks, array_count: int) -> tuple[int | None, int]:
 def mean_utilization(devices: Iterable[DeviceFacts]) -> float | None:
     """Return the mean utilization over the devices that report it."""
     return mean_of_known(device.shown.utilization_percent for device in devices)
-
-
-def total_power_w(devices: Iterable[DeviceFacts]) -> float | None:
-    """Return the total power over the devices that report it."""
-    return sum_of_known(device.shown.power_w for device in devices)
 
 
 def mean_of_known(values: Iterable[float | None]) -> float | None:

@@ -132,17 +132,10 @@ def wrap_command(command: str, width: int) -> list[str] | None:
 
 def bar(share: float | None, width: int, failed: float = 0.0) -> str:
     """Return a progress bar for a share from 0 to 1, of which ``failed`` is marked by signs of its own."""
-    share = share or 0.0
-    marked = 0
-    if failed > 0:
-        marked = min(width, max(1, round(width * failed)))
-    room = 2 * (width - marked)
-    if 0 < share < 1:
-        room = max(0, room - 1)  # only a share of 1 is a full bar
-    halves = round(2 * width * min(1.0, max(0.0, share - failed)))
-    halves = min(halves, room)
-    filled = "━" * (halves // 2) + "╸" * (halves % 2) + "x" * marked
-    return filled.ljust(width, "─")[:width]
+    settled = int(width * min(1.0, share or 0.0))  # only a share of 1 is a full bar
+    marked = min(width, max(failed > 0, round(width * failed)))
+    filled = max(0, settled - marked)
+    return "━" * filled + "x" * marked + "─" * (width - filled - marked)
 
 
 def bar_line(share: float | None, facts: Sequence[str], width: int, *, style: str, failed: float) -> Text:

@@ -9,7 +9,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from badcjobs.devices.listing import OpenedDevices, name_processes, open_devices
@@ -98,8 +98,7 @@ class RunView:
             every,
             source_chunks=array.chunks,
             array_count=array.count,
-            alone=files.only is not None,
-            all_listed=bool(array.indices) and not unread and all(map(_has_listed, tasks)),
+            all_listed=files.only is not None or (bool(array.indices) and not unread and all(map(_has_listed, tasks))),
         )
         if not unread:
             total = self._with_resume_commands(total, array, tasks, every)
@@ -247,52 +246,51 @@ def _count_alerts(tasks: Tasks) -> Iterator[AlertFacts]:
 
 
 def open_machine_view(
-    environ: Environ,
-    clock: Clock,
-    stand_in: StandIn | None = None,
-    *,
-    hostname: str,
-    limits: AlertLimits | None = None,
+    environ: Environ, clock: Clock, stand_in: StandIn, *, hostname: str, limits: AlertLimits
 ) -> MachineView:
     """Open every device of this machine, granted or not; raise NotHere without a GPU. The caller closes it."""
     with ExitStack() as stack:
-        opened = stack.enter_context(open_devices(environ, clock, stand_in or StandIn()))
+        opened = stack.enter_context(open_devices(environ, clock, stand_in))
         if not opened.inventory:
             why = opened.trouble or opened.grant.why
             raise NotHere("this machine has no GPU", why=why, fix="give a run folder, or try --simulate 4")
-        return MachineView(opened, clock, hostname, limits or AlertLimits(), stack.pop_all())
+        return MachineView(opened, clock, hostname, limits, stack.pop_all())
 
 
+@dataclass(slots=True)
 class MachineView:
     """The devices of this machine, and their readings since it was opened."""
 
-    def __init__(
-        self, opened: OpenedDevices, clock: Clock, hostname: str, limits: AlertLimits, resources: ExitStack
-    ) -> None:
-        self._opened = opened
-        self._resources = resources
-        self._clock = clock
-        self._hostname = hostname
-        self._readings: list[deque[tuple[int, Reading]]] = [deque(maxlen=_MAX_READINGS) for _ in opened.inventory]
-        self._processes: dict[int, tuple[ProcessFacts, ...]] = {}  # as last reported
+    opened: OpenedDevices
+    clock: Clock
+    hostname: str
+    limits: AlertLimits
+    resources: ExitStack
+    _readings: list[deque[tuple[int, Reading]]] = field(init=False)
+    _processes: dict[int, tuple[ProcessFacts, ...]] = field(default_factory=dict)  # as last reported
+    _started: Counter[tuple[str, str]] = field(default_factory=Counter)  # alerts by kind and severity at their start
+    _book: AlertBook = field(init=False)
+
+    def __post_init__(self) -> None:
+        devices = self.opened.inventory
+        self._readings = [deque(maxlen=_MAX_READINGS) for _ in devices]
         followed = [
             Followed(n, d.uuid, d.index, d.memory_total_bytes, d.power_limit_w, d.slowdown_c)
-            for n, d in enumerate(opened.inventory)
+            for n, d in enumerate(devices)
         ]
-        self._started = Counter[tuple[str, str]]()  # alerts by kind and severity at their start
-        self._book = AlertBook(None, followed, limits, tell=self._count)
+        self._book = AlertBook(None, followed, self.limits, tell=self._count)
 
     def look(self, patience_s: float | None = None) -> Snapshot:
         """Read every device and return a snapshot."""
-        now_ms = self._clock.now_ms()
-        devices = [self._read(number, device, now_ms) for number, device in enumerate(self._opened.inventory)]
+        now_ms = self.clock.now_ms()
+        devices = [self._read(number, device, now_ms) for number, device in enumerate(self.opened.inventory)]
         good = [(number, device.reading) for number, device in enumerate(devices) if device.trouble is None]
         bad = {number: device.trouble for number, device in enumerate(devices) if device.trouble is not None}
         self._book.write(now_ms, good, bad)
         self._book.written()
         return Snapshot(
             at_ms=now_ms,
-            title=self._hostname,
+            title=self.hostname,
             of_run=False,
             devices=tuple(devices),
             alerts=tuple(self._open_alerts()),
@@ -305,7 +303,7 @@ class MachineView:
                 alert.kind,
                 alert.severity,
                 alert.message,
-                self._hostname,
+                self.hostname,
                 alert.started_at_ms,
                 device_index=alert.device_index,
                 device_uuid=alert.device_uuid,
@@ -326,13 +324,13 @@ class MachineView:
 
     def close(self) -> None:
         """Close the device reader."""
-        self._resources.close()
+        self.resources.close()
 
     def _read(self, number: int, device: InventoryDevice, now_ms: int) -> DeviceFacts:
         reading = Reading()
         trouble = None
         try:
-            reading = self._opened.reader.read(device.uuid)
+            reading = self.opened.reader.read(device.uuid)
         except DeviceUnreadable as error:
             trouble = str(error)
         if reading.processes is not None:
@@ -347,7 +345,7 @@ class MachineView:
         series = [_rounded(getattr(reading, metric) for _, reading in past) for metric in CHARTED]
         return DeviceFacts(
             task="",
-            node=self._hostname,
+            node=self.hostname,
             index=device.index,
             uuid=device.uuid,
             token="",

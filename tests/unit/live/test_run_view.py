@@ -25,7 +25,7 @@ from rooms.live import (
     open_run,
     open_run_view,
 )
-from rooms.model import Reading, StandIn, Submitted
+from rooms.model import AlertLimits, Reading, StandIn, Submitted
 from rooms.report import METRICS, TEXTFILE, job_samples, prometheus_text, state_of, summarize_database
 from rooms.root import BadcjobsError, LocalFolder, NotHere, SystemClock
 from rooms.store import (
@@ -337,7 +337,8 @@ def test_a_machine_shows_every_device_its_course_and_what_is_lost(tmp_path, page
     script, clock, said = tmp_path / "script.toml", HandClock(), {}
     one = "[[device]]\nindex = 0\nload = [[0, 50]]\n"
     script.write_text(f"{one}[[device]]\nindex = 1\nload = [[0, 90]]\nlost_at_s = 59.0\nback_at_s = 200.0\n")
-    view = open_machine_view({"CUDA_VISIBLE_DEVICES": "1"}, clock, StandIn(script=str(script)), hostname="node1")
+    usual = {"hostname": "node1", "limits": AlertLimits()}
+    view = open_machine_view({"CUDA_VISIBLE_DEVICES": "1"}, clock, StandIn(script=str(script)), **usual)
     with closing(view):
         for second in (0, 30, 60, 120):
             clock.sleep(START_MS / 1000 + second - clock.monotonic_s())
@@ -353,7 +354,7 @@ def test_a_machine_shows_every_device_its_course_and_what_is_lost(tmp_path, page
     assert (len(trail.power_w), trail.step_ms, trail.from_ms) == (240, 1000, clock.now_ms() - 239_000)
     pages(said)
     with pytest.raises(NotHere, match="no GPU"):
-        open_machine_view({"PATH": str(tmp_path)}, HandClock(), hostname="node1")
+        open_machine_view({"PATH": str(tmp_path)}, HandClock(), StandIn(), **usual)
 
 
 NOW = SystemClock()
