@@ -58,3 +58,8 @@ class DatabaseProblem(BadcjobsError):
     """A task or job database that cannot be read or written."""
 
     exit_code = ExitCode.DATABASE
+
+
+def error_line(error: Exception) -> str:
+    """Return an error as one line."""
+    return error.what if isinstance(error, BadcjobsError) else str(error)

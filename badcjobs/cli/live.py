@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -30,7 +30,7 @@ from badcjobs.cli.options import JsonWanted, Simulate, find_stand_in, flag, opti
 from badcjobs.cli.output import environ, log_to_stderr, poll_s, print_json, remark, say, shows_only_ascii
 from badcjobs.clock import SystemClock
 from badcjobs.cluster.slurm import QueueReader
-from badcjobs.errors import BadcjobsError, BadInput, NotHere
+from badcjobs.errors import BadcjobsError, BadInput, NotHere, error_line
 from badcjobs.live.draw import Page, as_plain_text, draw
 from badcjobs.live.ui_state import UiState, parse_keys, press
 from badcjobs.live.views import open_machine_view, open_run_view
@@ -49,7 +49,6 @@ _INTERVAL_S = 2.0
 _SHARE = 0.04  # of the interval, at most, for reading; with a thousand tasks only a few are read each time
 _FIRST_PATIENCE_S = 1.0
 _TICK_S = 0.1  # between looks for keys, signals and a new size of the terminal
-_ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 _LINE_END = Text("\n", no_wrap=True, overflow="crop")
 
 
@@ -107,10 +106,11 @@ def monitor(
         view = open_run_view(target or Path(), clock, ask_queue=QueueReader(clock))
     ui = UiState.at_start(of_run=target is not None)
     ascii_only = shows_only_ascii()
+    can_interact = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
     with closing(view):
         if json_wanted:
             print_json(view.look().to_dict())
-        elif once or not sys.stdout.isatty() or Console().is_dumb_terminal:
+        elif once or not can_interact or Console().is_dumb_terminal:
             print_snapshot(view.look(), ui, ascii_only=ascii_only)
         else:
             return show(
@@ -218,26 +218,30 @@ def print_snapshot(snapshot: Snapshot, ui: UiState, *, ascii_only: bool) -> None
 
 
 def show(view: View, ui: UiState, *, interval_s: float, ascii_only: bool) -> int:
-    """Show a live view until the user quits; return the exit code."""
+    """Show a live view until the user quits or a signal ends the program; return the exit code."""
     logging.getLogger("badcjobs").addHandler(logging.NullHandler())  # a warning would spoil the screen
     console = Console(highlight=False)
     reader = _SnapshotReader(view, interval_s)
-    reader.start()
-    with _Signals() as signals:
-        while not ui.quitting and signals.ended_by is None:
-            try:
-                with _own_terminal(), console.screen():
-                    ui = _interact(console, signals, reader, ui, ascii_only)
-            except OSError:
-                return 128 + signal.SIGHUP  # the terminal is gone
-            if signals.suspended:
-                signals.suspended = False
-                os.kill(os.getpid(), signal.SIGSTOP)  # Ctrl-Z, with the terminal restored; fg continues here
-    return 0 if signals.ended_by is None else 128 + signals.ended_by
+    is_suspended = threading.Event()
+    signal.signal(signal.SIGTSTP, lambda *_: is_suspended.set())
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    while not ui.quitting:
+        try:
+            with _keys_one_by_one(), console.screen():
+                ui = _interact(console, is_suspended, reader, ui, ascii_only)
+        except OSError:
+            return 128 + signal.SIGHUP  # the terminal is gone
+        if is_suspended.is_set():
+            is_suspended.clear()
+            os.kill(os.getpid(), signal.SIGSTOP)  # Ctrl-Z, with the terminal restored; fg continues here
+    return 0
 
 
-def _interact(console: Console, signals: _Signals, reader: _SnapshotReader, ui: UiState, ascii_only: bool) -> UiState:
-    """Draw what has changed and handle keys until the user quits or suspends the program, or a signal ends it."""
+def _interact(
+    console: Console, is_suspended: threading.Event, reader: _SnapshotReader, ui: UiState, ascii_only: bool
+) -> UiState:
+    """Draw what has changed and handle keys until the user quits or suspends the program."""
     drawn: object = None
     page = Page([Text("badcjobs: reading the task databases")], [], 1)
     while True:
@@ -254,7 +258,7 @@ def _interact(console: Console, signals: _Signals, reader: _SnapshotReader, ui: 
                     ascii_only=ascii_only,
                 )
             console.update_screen(_LINE_END.join(page.lines))
-        if ui.quitting or signals.suspended or signals.ended_by is not None:
+        if ui.quitting or is_suspended.is_set():
             return ui
         for key in _pressed_keys():
             ui = press(
@@ -265,15 +269,15 @@ def _interact(console: Console, signals: _Signals, reader: _SnapshotReader, ui: 
             )
 
 
-class _SnapshotReader(threading.Thread):
+class _SnapshotReader:
     """Reads snapshots in a thread, so that keys never wait for a slow filesystem."""
 
     def __init__(self, view: View, interval_s: float) -> None:
-        super().__init__(name="reader", daemon=True)
         self._view = view
         self._interval_s = interval_s
         self._snapshot: Snapshot | None = None
         self._error: Exception | None = None
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -282,7 +286,7 @@ class _SnapshotReader(threading.Thread):
             raise self._error
         return self._snapshot
 
-    def run(self) -> None:
+    def _read(self) -> None:
         """Read until the program ends; a large run first in parts, so that the first tasks appear soon."""
         patience_s = _FIRST_PATIENCE_S
         last: Snapshot | None = None
@@ -294,69 +298,30 @@ class _SnapshotReader(threading.Thread):
                 if last is None or not isinstance(error, BadcjobsError | OSError):
                     self._error = error
                 else:  # the folder or its filesystem is not available: keep the last snapshot
-                    reason = error.what if isinstance(error, BadcjobsError) else str(error)
+                    reason = error_line(error)
                     self._snapshot = replace(last, remarks=(f"{reason}; showing the last reading", *last.remarks))
             if last is not None and not last.unread:
                 patience_s = _SHARE * self._interval_s
                 time.sleep(self._interval_s)
 
 
-class _Signals:
-    """Notes the signals that end or suspend the program, until the terminal is restored."""
-
-    def __init__(self) -> None:
-        self._before: dict[signal.Signals, Any] = {}
-        self.ended_by: int | None = None
-        self.suspended = False
-
-    def __enter__(self) -> _Signals:
-        for number in (*_ENDINGS, signal.SIGTSTP):
-            self._before[number] = signal.signal(number, self._receive)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
-
-    def _receive(self, number: int, _frame: object) -> None:
-        if number == signal.SIGTSTP:
-            self.suspended = True
-        else:
-            self.ended_by = number
-
-
 def _pressed_keys() -> list[str]:
     """Wait a moment; return the keys that were pressed meanwhile."""
-    keyboard = _terminal_input()
-    if keyboard is None:
-        time.sleep(_TICK_S)
-        return []
-    ready, _, _ = select.select([keyboard], [], [], _TICK_S)
+    ready, _, _ = select.select([sys.stdin], [], [], _TICK_S)
     if not ready:
         return []
-    pressed = os.read(keyboard, 4096)
+    pressed = os.read(sys.stdin.fileno(), 4096)
     if not pressed:
         return ["q"]  # the terminal is closed
     return parse_keys(pressed.decode(errors="ignore"))
 
 
-def _terminal_input() -> int | None:
-    """Return the file descriptor of the keyboard; None: stdin is no terminal."""
-    if sys.stdin is None or not sys.stdin.isatty():
-        return None
-    return sys.stdin.fileno()
-
-
 @contextmanager
-def _own_terminal() -> Iterator[None]:
+def _keys_one_by_one() -> Iterator[None]:
     """Read keys one by one without echo; restore the terminal afterwards."""
-    fd = _terminal_input()
-    if fd is None:
-        yield
-        return
-    before = termios.tcgetattr(fd)
+    before = termios.tcgetattr(sys.stdin)
     try:
-        tty.setcbreak(fd)
+        tty.setcbreak(sys.stdin)
         yield
     finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)

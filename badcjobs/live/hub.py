@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from badcjobs.errors import BadcjobsError
+from badcjobs.errors import BadcjobsError, error_line
 from badcjobs.live.documents import Documents, Items, json_text
 from badcjobs.live.snapshot import Document
 from badcjobs.seams import Clock
@@ -30,11 +30,6 @@ _PAUSE_S = 0.05  # between the parts of a large run
 def unavailable(why: str) -> HTTPException:
     """Return a 503 response: there is no data now."""
     return HTTPException(503, why, {"retry-after": "5"})
-
-
-def error_line(error: BadcjobsError | OSError) -> str:
-    """Return an error as one line."""
-    return error.what if isinstance(error, BadcjobsError) else str(error)
 
 
 class Background:

@@ -8,8 +8,8 @@ import secrets
 import shlex
 import signal
 import socket
+import sys
 from contextlib import suppress
-from types import FrameType
 from typing import NamedTuple
 
 import h11
@@ -120,7 +120,7 @@ def serve(
     clock: Clock,
     interval_s: float,
 ) -> None:
-    """Serve until a signal; raise KeyboardInterrupt after Ctrl-C."""
+    """Serve until a signal: TERM is a normal end, Ctrl-C raises KeyboardInterrupt."""
     hub = Hub(source.look, clock, interval_s=interval_s)
     config = uvicorn.Config(
         make_app(hub, source, Guard(token, address.loopback, address.port)),
@@ -135,34 +135,16 @@ def serve(
         proxy_headers=False,
         timeout_graceful_shutdown=1,
     )
-    server = Server(config)
+    server = uvicorn.Server(config)
 
     async def read_and_serve() -> None:
-        if source.home is not None:  # a run is read only when a client asks
-            await server.serve(sockets=[listening])
-            return
-        reading = asyncio.ensure_future(hub.run())
-        reading.add_done_callback(lambda task: setattr(server, "should_exit", True))  # it ends early only after a bug
+        tasks = []  # keeps a reference
+        if source.home is None:  # a run is read only when a client asks
+            tasks.append(asyncio.ensure_future(hub.run()))
         await server.serve(sockets=[listening])
-        reading.cancel()
-        with suppress(asyncio.CancelledError):
-            await reading
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises its signal again when it has shut down
     asyncio.run(read_and_serve())
-    if server.interrupted:
-        raise KeyboardInterrupt
-
-
-class Server(uvicorn.Server):
-    """A server that remembers Ctrl-C."""
-
-    interrupted = False
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Shut down gracefully, or immediately at the second signal. TERM is a normal end."""
-        self.interrupted = self.interrupted or sig == signal.SIGINT
-        self.force_exit = self.should_exit
-        self.should_exit = True
 
 
 _REQUEST_TIMEOUT_S = 10.0
