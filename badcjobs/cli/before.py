@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -53,21 +53,21 @@ if TYPE_CHECKING:
     from badcjobs.planning.probe import ProbeEnd, ProbeOrder
 
 _INTERVAL_S = 0.1  # a trial may be short, and its memory peak shorter
-SiteRules = Annotated[str | None, option("NAME|FILE", "Rules of the cluster: sockeye, or a TOML file.", "--site")]
+SITE = option("NAME|FILE", "Rules of the cluster: sockeye, or a TOML file.")
 
 
 @with_settings("submit", hidden=True)
 def check(
     context: typer.Context,
     source: Sources = None,
-    site: SiteRules = None,
-    quick: Annotated[bool, flag("--quick", "Read SOURCE, but open no audio file.")] = False,
+    site: str | None = SITE,
+    quick: bool = flag("--quick", "Read SOURCE, but open no audio file."),
     json_wanted: JsonWanted = False,
-    out: Annotated[str | None, typer.Option("--out", "-o", hidden=True)] = None,
-    root: Annotated[str | None, typer.Option(hidden=True)] = None,
-    again: Annotated[bool, typer.Option("--again", hidden=True)] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", hidden=True)] = False,
-    wait: Annotated[bool, typer.Option("--wait", hidden=True)] = False,
+    out: str | None = typer.Option(None, "--out", "-o", hidden=True),
+    root: str | None = typer.Option(None, hidden=True),
+    again: bool = typer.Option(False, "--again", hidden=True),
+    dry_run: bool = typer.Option(False, "--dry-run", hidden=True),
+    wait: bool = typer.Option(False, "--wait", hidden=True),
     **settings: Any,
 ) -> int:
     """Find what would go wrong with a job, and how to fix it; nothing is submitted.
@@ -229,13 +229,13 @@ def _parse(command: Any, words: Sequence[str], name: str) -> ParsedWords:
 def plan(
     context: typer.Context,
     source: Sources = None,
-    out: Annotated[Path | None, option("DIR", "Write the shards and a job script per wave.", "--out", "-o")] = None,
-    speed_from: Annotated[Path | None, option("RUN", "Measured speed: a run or a probe result.", "--from")] = None,
-    rate: Annotated[float | None, option("X", "Speed in audio-hours per GPU-hour.")] = None,
-    site: SiteRules = None,
-    parallel: Annotated[int | None, option("N", "Tasks that run at a time [the site's limit].")] = None,
-    gpus_per_task: Annotated[int | None, option("N", "GPUs of each task [the cheapest, or 1].")] = None,
-    time: Annotated[str | None, option("TIME", "Time limit of each task [what it needs].")] = None,
+    out: Path | None = option("DIR", "Write the shards and a job script per wave.", "--out", "-o"),
+    speed_from: Path | None = option("RUN", "Measured speed: a run or a probe result.", "--from"),
+    rate: float | None = option("X", "Speed in audio-hours per GPU-hour."),
+    site: str | None = SITE,
+    parallel: int | None = option("N", "Tasks that run at a time [the site's limit]."),
+    gpus_per_task: int | None = option("N", "GPUs of each task [the cheapest, or 1]."),
+    time: str | None = option("TIME", "Time limit of each task [what it needs]."),
     root: Root = None,
     json_wanted: JsonWanted = False,
 ) -> int:
@@ -314,11 +314,11 @@ def _say_next_after_plan(planned: Planned, account: str | None, code: ExitCode) 
 
 def probe(
     context: typer.Context,
-    audio: Annotated[list[str], typer.Argument(metavar="AUDIO")],
-    out: Annotated[Path | None, option("FILE", "Result file [probe.json in the user's cache].", "--out", "-o")] = None,
-    time: Annotated[str, option("TIME", "Stop after TIME; run it again to continue [10].")] = "10",
-    again: Annotated[bool, flag("--again", "Discard earlier results.")] = False,
-    html: Annotated[Path | None, option("FILE", "Write memory and speed as a page.")] = None,
+    audio: list[str] = typer.Argument(..., metavar="AUDIO"),
+    out: Path | None = option("FILE", "Result file [probe.json in the user's cache].", "--out", "-o"),
+    time: str = option("TIME", "Stop after TIME; run it again to continue [10].", default="10"),
+    again: bool = flag("--again", "Discard earlier results."),
+    html: Path | None = option("FILE", "Write memory and speed as a page."),
     json_wanted: JsonWanted = False,
 ) -> int:
     """Find the longest chunk that fits each GPU model with this engine and its options, and the fastest length.

@@ -85,8 +85,8 @@ def _open_machine(command: str, target: Path | None, simulate: str | None, proje
 def monitor(
     context: typer.Context,
     target: Shown = None,
-    once: Annotated[bool, flag("--once", "Print one frame as text and exit.")] = False,
-    interval: Annotated[float, option("S", "Seconds between updates [2].", min=0.1)] = _INTERVAL_S,
+    once: bool = flag("--once", "Print one frame as text and exit."),
+    interval: float = option("S", "Seconds between updates [2].", default=_INTERVAL_S, min=0.1),
     simulate: Simulate = None,
     json_wanted: JsonWanted = False,
 ) -> int:
@@ -125,8 +125,8 @@ def monitor(
 def serve(
     context: typer.Context,
     target: Shown = None,
-    port: Annotated[int, option("P", "Port; 0 picks a free one [8765].", min=0, max=65535)] = _PORT,
-    host: Annotated[str, option("ADDRESS", "Others need BADCJOBS_TOKEN [127.0.0.1].")] = _HOST,
+    port: int = option("P", "Port; 0 picks a free one [8765].", default=_PORT, min=0, max=65535),
+    host: str = option("ADDRESS", "Others need BADCJOBS_TOKEN [127.0.0.1].", default=_HOST),
     simulate: Simulate = None,
     json_wanted: JsonWanted = False,
 ) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -38,13 +38,11 @@ if TYPE_CHECKING:
 
 def gpus(
     context: typer.Context,
-    everything: Annotated[bool, flag("--all", "List every GPU of the machine, with processes.")] = False,
-    free: Annotated[int | None, option("N", "Pick the N most free GPUs.", min=1)] = None,
-    min_memory_mib: Annotated[int | None, option("M", "With --free: minimum free memory.", min=1)] = None,
-    max_utilization: Annotated[
-        float | None, option("P", "With --free: maximum utilization in percent.", min=0, max=100)
-    ] = None,
-    wait: Annotated[float | None, option("S", "With --free: wait up to S seconds [0].", min=0)] = None,
+    everything: bool = flag("--all", "List every GPU of the machine, with processes."),
+    free: int | None = option("N", "Pick the N most free GPUs.", min=1),
+    min_memory_mib: int | None = option("M", "With --free: minimum free memory.", min=1),
+    max_utilization: float | None = option("P", "With --free: maximum utilization in percent.", min=0, max=100),
+    wait: float | None = option("S", "With --free: wait up to S seconds [0].", min=0),
     simulate: Simulate = None,
     json_wanted: JsonWanted = False,
 ) -> int:
@@ -118,11 +116,11 @@ def _request(
 
 def record(
     context: typer.Context,
-    out: Annotated[Path, option("FILE", "File: .sqlite, .csv or .jsonl; - is stdout.", "--out", "-o")],
-    command: Annotated[list[str] | None, typer.Argument(metavar="COMMAND")] = None,
-    interval: Annotated[float | None, option("S", "Seconds between samples [1].", min=0.01, max=86_400)] = None,
-    duration: Annotated[float | None, option("S", "Stop after S seconds.", min=0.0)] = None,
-    force: Annotated[bool, flag("--force", "Replace FILE if it exists.")] = False,
+    out: Path = option("FILE", "File: .sqlite, .csv or .jsonl; - is stdout.", "--out", "-o", default=...),
+    command: list[str] | None = typer.Argument(None, metavar="COMMAND"),
+    interval: float | None = option("S", "Seconds between samples [1].", min=0.01, max=86_400),
+    duration: float | None = option("S", "Stop after S seconds.", min=0.0),
+    force: bool = flag("--force", "Replace FILE if it exists."),
     simulate: Simulate = None,
 ) -> int:
     """Record every granted GPU: until Ctrl-C, for some time, or while a command runs, whose exit code is returned.
@@ -168,8 +166,8 @@ def _say_recorded(end: Mapping[str, Any], *, around_command: bool) -> None:
 
 def cluster(
     context: typer.Context,
-    gpus_per_task: Annotated[int | None, option("N", "GPUs that one task needs [1].", min=1)] = None,
-    constraint: Annotated[str | None, option("FEATURE", "Only nodes with this feature or GPU type.")] = None,
+    gpus_per_task: int | None = option("N", "GPUs that one task needs [1].", min=1),
+    constraint: str | None = option("FEATURE", "Only nodes with this feature or GPU type."),
     json_wanted: JsonWanted = False,
 ) -> int:
     """Show free and used GPUs per partition and node, and where a task would start.

@@ -21,9 +21,10 @@ from badcjobs.settings import SETTINGS, stand_in, to_toml
 from badcjobs.trust import Trust
 
 
-def option(metavar: str, text: str, *names: str, **limits: Any) -> Any:
+def option(metavar: str, text: str, *names: str, default: Any = None, **limits: Any) -> Any:
     """Return an option that takes a value; ``names``: if they are not made from the name of the parameter."""
     return typer.Option(
+        default,
         *names,
         metavar=metavar,
         help=text,
@@ -33,13 +34,13 @@ def option(metavar: str, text: str, *names: str, **limits: Any) -> Any:
 
 def flag(name: str, text: str) -> Any:
     """Return an option that takes no value."""
-    return typer.Option(name, help=text)
+    return typer.Option(False, name, help=text)
 
 
-JsonWanted = Annotated[bool, flag("--json", "Print the result as JSON.")]
+JsonWanted = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Sources = Annotated[list[str] | None, typer.Argument(metavar="SOURCE")]
-Root = Annotated[str | None, option("DIR", "Folder that relative source_paths start from.")]
-Simulate = Annotated[str | None, option("N|FILE", "Use simulated GPUs: N, or as FILE describes.")]
+Root = Annotated[str | None, typer.Option(metavar="DIR", help="Folder that relative source_paths start from.")]
+Simulate = Annotated[str | None, typer.Option(metavar="N|FILE", help="Use simulated GPUs: N, or as FILE describes.")]
 
 CONFIG = "badcjobs.config"  # keys of the context of a call
 RUN_OPTIONS = "badcjobs.run_options"

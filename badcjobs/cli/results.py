@@ -46,16 +46,15 @@ if TYPE_CHECKING:
 
 ROWS = "rows of the source read"
 JobPath = Annotated[Path | None, typer.Argument(metavar="DIR|FILE")]
-_FORMS = Literal["csv", "json", "jsonl", "parquet", "badc", "hawkears", "audacity", "raven"]
-Form = Annotated[_FORMS | None, option("NAME", "csv|json[l]|parquet|badc|hawkears|audacity|raven.", "--format")]
+Form = Literal["csv", "json", "jsonl", "parquet", "badc", "hawkears", "audacity", "raven"]
 
 
 def merge(
     context: typer.Context,
-    inputs: Annotated[list[Path] | None, typer.Argument(metavar="DIR|FILE")] = None,
-    out: Annotated[Path | None, option("FILE", "Job database [job.sqlite in DIR].", "--out", "-o")] = None,
-    mix: Annotated[bool, flag("--mix", "Allow files of different runs.")] = False,
-    remove_merged: Annotated[bool, flag("--remove-merged", "Delete task databases that are fully merged.")] = False,
+    inputs: list[Path] | None = typer.Argument(None, metavar="DIR|FILE"),
+    out: Path | None = option("FILE", "Job database [job.sqlite in DIR].", "--out", "-o"),
+    mix: bool = flag("--mix", "Allow files of different runs."),
+    remove_merged: bool = flag("--remove-merged", "Delete task databases that are fully merged."),
     json_wanted: JsonWanted = False,
 ) -> int:
     """Join all task databases of a run into job.sqlite and print the summary.
@@ -123,10 +122,10 @@ def files_text(job: FinishedJob) -> str:
 def report(
     context: typer.Context,
     job: JobPath = None,
-    html: Annotated[Path | None, option("FILE", "Write a page with charts.")] = None,
-    markdown: Annotated[Path | None, option("FILE", "Write Markdown.")] = None,
-    prometheus: Annotated[Path | None, option("FILE", "Write metrics for the textfile collector.")] = None,
-    compare: Annotated[Path | None, option("DIR|FILE", "Compare with another job.")] = None,
+    html: Path | None = option("FILE", "Write a page with charts."),
+    markdown: Path | None = option("FILE", "Write Markdown."),
+    prometheus: Path | None = option("FILE", "Write metrics for the textfile collector."),
+    compare: Path | None = option("DIR|FILE", "Compare with another job."),
     json_wanted: JsonWanted = False,
 ) -> int:
     """Print the summary of a merged job, of a task database or of a recording, or write it to files (- is stdout).
@@ -191,13 +190,13 @@ def _write(path: Path, text: str | Iterable[str]) -> None:
 
 def export(
     context: typer.Context,
-    out: Annotated[Path, option("PATH", "File, folder, or - for stdout.", "--out", "-o")],
+    out: Path = option("PATH", "File, folder, or - for stdout.", "--out", "-o", default=...),
     source: JobPath = None,
-    form: Form = None,
-    table: Annotated[list[str] | None, option("NAME|all", "Another table or view; repeatable.")] = None,
-    species: Annotated[str | None, option("LIST", "Only these species: ROPT,RUGR.")] = None,
-    min_score: Annotated[float | None, option("X", "Only detections with this score or more.")] = None,
-    by_study_area: Annotated[bool, flag("--by-study-area", "One file per study area, in folder -o.")] = False,
+    form: Form | None = option("NAME", "csv|json[l]|parquet|badc|hawkears|audacity|raven.", "--format"),
+    table: list[str] | None = option("NAME|all", "Another table or view; repeatable."),
+    species: str | None = option("LIST", "Only these species: ROPT,RUGR."),
+    min_score: float | None = option("X", "Only detections with this score or more."),
+    by_study_area: bool = flag("--by-study-area", "One file per study area, in folder -o."),
 ) -> int:
     """Write the detections of a job for other programs.
 

@@ -7,7 +7,7 @@ from array import array
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -53,7 +53,7 @@ _HEADER = ("recording_id", "chunk_id", "source_path", "start_ms", "end_ms", "ove
 
 
 def demo(
-    out: Annotated[Path | None, option("DIR", "Folder for everything [badcjobs-demo].", "--out", "-o")] = None,
+    out: Path | None = option("DIR", "Folder for everything [badcjobs-demo].", "--out", "-o"),
     json_wanted: JsonWanted = False,
 ) -> int:
     """Run a small array on simulated GPUs, on audio that it makes itself, and print the merged summary.
@@ -190,7 +190,7 @@ PAGES = {
 }
 
 
-def guide(topic: Annotated[str | None, typer.Argument(metavar="TOPIC")] = None) -> int:
+def guide(topic: str | None = typer.Argument(None, metavar="TOPIC")) -> int:
     """Show a page of the handbook, or the list of pages.
 
     Example:
@@ -300,7 +300,7 @@ def metrics_text() -> str:
 
 
 def init(
-    site: Annotated[str | None, option("NAME|FILE", "Start from the rules of this cluster.")] = None,
+    site: str | None = option("NAME|FILE", "Start from the rules of this cluster."),
 ) -> int:
     """Write a commented badcjobs.toml into this folder, from what is found here: Slurm, GPUs, HawkEars, the site.
 
@@ -322,9 +322,9 @@ def init(
 
 def template(
     context: typer.Context,
-    name: Annotated[str | None, typer.Argument(metavar="NAME")] = None,
-    out: Annotated[Path | None, option("FILE", "Write to FILE; never replaces a file.", "--out", "-o")] = None,
-    settings: Annotated[list[str] | None, option("KEY=VALUE", "Fill in a value; repeatable.", "--set")] = None,
+    name: str | None = typer.Argument(None, metavar="NAME"),
+    out: Path | None = option("FILE", "Write to FILE; never replaces a file.", "--out", "-o"),
+    settings: list[str] | None = option("KEY=VALUE", "Fill in a value; repeatable.", "--set"),
     json_wanted: JsonWanted = False,
 ) -> int:
     """Print a job script for sbatch, filled in from badcjobs.toml and --set; without NAME, list the templates.

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -81,11 +81,11 @@ class SubmitFlags:
 def submit(
     context: typer.Context,
     source: Sources = None,
-    out: Annotated[str | None, option("DIR", "Run folder.", "--out", "-o")] = None,
+    out: str | None = option("DIR", "Run folder.", "--out", "-o"),
     root: Root = None,
-    again: Annotated[bool, flag("--again", "Submit what is left after the job has ended.")] = False,
-    dry_run: Annotated[bool, flag("--dry-run", "Print the sbatch text; submit nothing.")] = False,
-    wait: Annotated[bool, flag("--wait", "Follow the job; exit with its verdict.")] = False,
+    again: bool = flag("--again", "Submit what is left after the job has ended."),
+    dry_run: bool = flag("--dry-run", "Print the sbatch text; submit nothing."),
+    wait: bool = flag("--wait", "Follow the job; exit with its verdict."),
     json_wanted: JsonWanted = False,
     **settings: Any,
 ) -> int:
