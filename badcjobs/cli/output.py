@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from badcjobs.errors import BadcjobsError, BadInput
 from badcjobs.masking import mask
@@ -154,9 +154,17 @@ def shown(path: Path) -> str:
 
 def log_to_stderr(*, quiet: bool = True) -> None:
     """Send the log to stderr; ``quiet``: only warnings."""
-    _log_to(logging.StreamHandler(sys.stderr), logging.WARNING if quiet else logging.INFO)
+    _log_to(_StderrHandler(), logging.WARNING if quiet else logging.INFO)
     logging.getLogger("badcjobs").setLevel(logging.INFO)
     logging.raiseExceptions = False  # with a full disk, do not print a traceback per line
+
+
+class _StderrHandler(logging.StreamHandler[Any]):
+    """Writes to what sys.stderr is at the time: progress bars replace it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 def log_to_file(path: Path) -> None:

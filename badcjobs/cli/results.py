@@ -43,6 +43,7 @@ from badcjobs.words import count
 if TYPE_CHECKING:
     from badcjobs.report.export import ExportOrder
     from badcjobs.report.job import FinishedJob
+    from badcjobs.report.summary import Summary
 
 ROWS = "rows of the source read"
 JobPath = Annotated[Path | None, typer.Argument(metavar="DIR|FILE")]
@@ -92,22 +93,26 @@ def merge(
 def _say_merged(job: FinishedJob) -> None:
     """Print the summary of a merged job, with its files."""
     from badcjobs.report.job import job_title
-    from badcjobs.report.text import removal_text, summary_text
+    from badcjobs.report.text import removal_text
 
     more = [files_text(job)]
     if job.removed is not None:
         more.append(removal_text(job.removed.removed, job.removed.left, text_width()))
-    title = job_title(job.database)
-    say(
-        summary_text(
-            job.summary,
-            title,
-            colour=colour_wanted(),
-            more=more,
-            width=text_width(),
-        ),
-        painted=True,
+    say_summary(job.summary, job_title(job.database), more)
+
+
+def say_summary(summary: Summary, title: str, more: Sequence[str]) -> None:
+    """Print the summary of a job, with more lines about it."""
+    from badcjobs.report.text import summary_text
+
+    text = summary_text(
+        summary,
+        title,
+        colour=colour_wanted(),
+        more=more,
+        width=text_width(),
     )
+    say(text, painted=True)
 
 
 def files_text(job: FinishedJob) -> str:

@@ -92,7 +92,6 @@ class ProgressBars:
         self._wanted = wanted and can_draw
         self._live: Live | None = None
         self._ascii_only = False
-        self._moved: list[tuple[logging.StreamHandler[Any], Any]] = []
         self._next_s = 0.0
 
     def show(self, look: Callable[[], TaskProgress]) -> None:
@@ -124,8 +123,6 @@ class ProgressBars:
                 self._live.stop()
         except OSError:
             pass  # the terminal is closed
-        for handler, stream in self._moved:
-            handler.setStream(stream)
         try:
             if sys.stderr is not None:
                 sys.stderr.flush()
@@ -138,11 +135,7 @@ class ProgressBars:
 
         self._ascii_only = shows_only_ascii()
         self._live = Live(console=Console(stderr=True, highlight=False), auto_refresh=False, transient=True)
-        before = sys.stderr
         self._live.start()  # from here on sys.stderr writes above the bars
-        for handler in logging.getLogger("badcjobs").handlers:
-            if isinstance(handler, logging.StreamHandler) and handler.stream is before:
-                self._moved.append((handler, handler.setStream(sys.stderr)))
         return self._live
 
 

@@ -14,7 +14,6 @@ import typer
 from badcjobs.cli.options import JsonWanted, option, read_project, refuse_data
 from badcjobs.cli.output import (
     answer,
-    colour_wanted,
     environ,
     print_document,
     print_json,
@@ -22,7 +21,6 @@ from badcjobs.cli.output import (
     remark,
     say,
     say_next,
-    text_width,
     this_command,
 )
 from badcjobs.errors import BadcjobsError, BadInput
@@ -63,13 +61,12 @@ def demo(
     Example:
       badcjobs demo --out first-look
     """
-    from badcjobs.cli.results import files_text
+    from badcjobs.cli.results import files_text, say_summary
     from badcjobs.cluster.local import emulate_order
     from badcjobs.cluster.local_task import LocalSettings
     from badcjobs.model import ArrayOrder, StandIn
     from badcjobs.processes import last_lines
     from badcjobs.report.document import document_of
-    from badcjobs.report.text import summary_text
 
     folder = out or _new_folder()
     if folder.exists():
@@ -88,8 +85,7 @@ def demo(
         print_json(document_of(end.job.summary))
         return end.exit_code
     more = [f"  each task   {shell_line('badcjobs', *arguments)}", files_text(end.job)]
-    text = summary_text(end.job.summary, folder.name, colour=colour_wanted(), more=more, width=text_width())
-    say(text, painted=True)
+    say_summary(end.job.summary, folder.name, more)
     return end.exit_code
 
 

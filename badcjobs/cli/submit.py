@@ -26,7 +26,6 @@ from badcjobs.cli.options import (
 )
 from badcjobs.cli.output import (
     Pace,
-    colour_wanted,
     log_to_stderr,
     poll_s,
     print_document,
@@ -36,10 +35,9 @@ from badcjobs.cli.output import (
     say,
     say_next,
     shown,
-    text_width,
     this_command,
 )
-from badcjobs.cli.results import ROWS, files_text
+from badcjobs.cli.results import ROWS, files_text, say_summary
 from badcjobs.clock import SystemClock
 from badcjobs.cluster import local as emulation
 from badcjobs.cluster.array_script import array_script, merge_script
@@ -57,7 +55,6 @@ from badcjobs.planning.resolve_submit import ResolvedSubmit, SubmitWish, bill_li
 from badcjobs.project import Project, find_project_file
 from badcjobs.report.document import document_of
 from badcjobs.report.summary import Summary
-from badcjobs.report.text import summary_text
 from badcjobs.seams import Clock, Environ, Unanswered
 from badcjobs.settings import SETTINGS, SubmitSettings, refuse
 from badcjobs.words import count, plain
@@ -344,19 +341,12 @@ def _say_end(job_id: str, verdict: str, ends: Ends, summary: Summary, files: Seq
     title = f"job {job_id}" if job_id else "the job"
     if verdict != summary.verdict:
         title = "the complete run"
-    lines = [f"  {plain(line)}" for line in end_lines(job_id, ends)]
-    head = headline(job_id, verdict, ends) if summary.verdict == "done" else None
-    more = [*files] if head else [*lines, *files]
-    text = summary_text(
-        summary,
-        title,
-        colour=colour_wanted(),
-        more=more,
-        width=text_width(),
-    )
-    if head:
-        text = "\n".join([head, *lines, "", text])
-    say(text, painted=True)
+    tasks = [f"  {plain(line)}" for line in end_lines(job_id, ends)]
+    head = headline(job_id, verdict, ends)
+    if head is not None and summary.verdict == "done":
+        say("\n".join([head, *tasks, ""]))
+        tasks = []
+    say_summary(summary, title, [*tasks, *files])
 
 
 def _show_scripts(how: SubmitFlags, **scripts: str) -> int:

@@ -14,7 +14,7 @@ from badcjobs.paths import FileVersion, LocalFolder, RunFolder, file_version, sh
 from badcjobs.report.progress import means_killed
 from badcjobs.run_toml import FrozenRun
 from badcjobs.seams import Clock
-from badcjobs.small_files import parse_json, read_small
+from badcjobs.small_files import parse_fields, parse_json, read_small
 from badcjobs.store.read_model import TaskFacts
 from badcjobs.store.read_tasks import read_accounts, read_tasks
 from badcjobs.store.run_lock import lock_file_in
@@ -235,10 +235,7 @@ def with_latest_readings(task: TaskFacts) -> TaskFacts:
         with suppress(OSError):  # of another user
             local.watched_file.touch()
         at_ms = int(latest["at_ms"])
-        readings = {}
-        for device_id, values in latest["devices"].items():
-            numbers = {metric: value + 0 for metric, value in values.items()}  # what is not a number has no sum with 0
-            readings[int(device_id)] = Reading(**numbers)
+        readings = {int(device_id): parse_fields(Reading, values) for device_id, values in latest["devices"].items()}
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return task  # of another machine, or it has just ended
     devices = []
