@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 
@@ -64,8 +64,7 @@ Facts = dict[str, Any]  # the document of --json
 _NOT_FOR_SCRIPTS = ("setup", "merge_account", "merge_mem", "merge_time")
 
 
-@dataclass(frozen=True, slots=True)
-class SubmitFlags:
+class SubmitFlags(NamedTuple):
     """The flags of the command line."""
 
     dry_run: bool

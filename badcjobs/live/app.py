@@ -170,26 +170,22 @@ def _internal_error(_request: Request, _error: Exception) -> Response:
 
 def _route(endpoint: Endpoint, handlers: Handlers) -> Route:
     handler = getattr(handlers, endpoint.name, None)
-    file = ""
-    if handler is None:
-        file = (_ASSETS / endpoint.name).read_text(encoding="utf-8")
 
     async def respond(request: Request) -> Response:
         query = _parse_query(endpoint, request.query_params)
         if handler is None:
-            return _response(file, endpoint.media)
+            return _response(_read_asset(endpoint.name), endpoint.media)
         content = await handler({**request.path_params, **query})
         if isinstance(content, Response):
             return content
         text = content if isinstance(content, str) else json_text(content)
         return _response(text, endpoint.media)
 
-    return Route(
-        endpoint.path,
-        respond,
-        methods=["GET"],
-        name=endpoint.name,
-    )
+    return Route(endpoint.path, respond, methods=["GET"])
+
+
+def _read_asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
 
 
 def _parse_query(endpoint: Endpoint, query: QueryParams) -> dict[str, Any]:
@@ -221,7 +217,7 @@ class Handlers(NamedTuple):
     async def page(self, values: Values) -> str | Response:
         """Return the live page; a token in the URL becomes a cookie."""
         if values["token"] is None or self.guard.token is None:
-            return (_ASSETS / "live.html").read_text(encoding="utf-8")
+            return _read_asset("live.html")
         if not is_same_secret(values["token"], self.guard.token):
             raise HTTPException(401, "the token is wrong")
         return _response(_TOKEN_PAGE, HTML, headers={"set-cookie": self.guard.cookie})

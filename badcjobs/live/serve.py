@@ -54,9 +54,7 @@ def bind(
 
     ``command`` is the command line without options, for error messages.
     """
-    here = f"{command} --port {port}"
-    if host != _LOCALHOST:
-        here = f"{command} --host {shlex.quote(host)} --port {port}"
+    here = f"{command} --host {shlex.quote(host)} --port {port}"
     listening = None
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)

@@ -62,17 +62,10 @@ _OF_A_DEVICE = (
     "memory_total_bytes",
     "power_limit_w",
     "read_at_ms",
-    "trail",
     "chunks",
-    "chunks_done",
-    "audio_done_s",
     "rate",
-    "processes",
     "trouble",
-    "reading",
-    "means",
     "memory_percent",
-    "load",
 )
 _READ_MODEL_NAMES = {"failed": "failed_for_good", "audio_done_s": "audio_s"}  # names in the read model
 
@@ -87,22 +80,21 @@ def task_document(task: TaskFacts) -> Document:
 
 def device_document(device: DeviceFacts) -> Document:
     """Return the JSON document of a device; unknown metrics are null."""
-    document = {
-        **{name: getattr(device, name, None) for name in _OF_A_DEVICE},
+    means = device.means
+    processes = device.processes
+    work = device.work if device.task else None
+    return {
+        **{name: getattr(device, name) for name in _OF_A_DEVICE},
         "token": device.token or None,
         "task": device.task or None,
         "trail": {name: getattr(device.trail, name) for name in ("from_ms", "step_ms", *CHARTED)},
+        "chunks_done": work and work.done,
+        "audio_done_s": work and work.audio_s,
+        "processes": None if processes is None else [asdict(process) for process in processes],
         "reading": {metric: getattr(device.reading, metric) for metric in METRICS},
+        "means": means and {metric: getattr(means, metric) for metric in CHARTED},
         "load": load_word(device.shown.utilization_percent),
     }
-    if device.means is not None:
-        document["means"] = {metric: getattr(device.means, metric) for metric in CHARTED}
-    if device.processes is not None:
-        document["processes"] = [asdict(process) for process in device.processes]
-    if device.task:
-        document["chunks_done"] = device.work.done
-        document["audio_done_s"] = device.work.audio_s
-    return document
 
 
 def alert_document(alert: TaskAlert) -> Document:
@@ -227,25 +219,18 @@ class Snapshot:
             return (("", shell_line("badcjobs", "export", path, "-o", "detections.csv")),)
         return (("", shell_line("badcjobs", "merge", path)),)
 
-    @property
-    def verdict_document(self) -> Document | None:
-        """The verdict for scripts; None: there is none."""
-        verdict = self.verdict
-        if verdict is None:
-            return None
-        return {**verdict.to_dict(), "word": verdict.word, "counts": verdict.counts}
-
     def eta_s(self, ends_at_ms: int | None) -> float | None:
         """Return the seconds from this snapshot until a time."""
         return ends_at_ms and max(0.0, (ends_at_ms - self.at_ms) / 1000)
 
     def state(self) -> Document:
         """Return the JSON document without tasks and devices."""
+        verdict = self.verdict
         return {
             "at_ms": self.at_ms,
             "title": self.title,
             "of_run": self.of_run,
-            "verdict": self.verdict_document,
+            "verdict": verdict and {**verdict.to_dict(), "word": verdict.word, "counts": verdict.counts},
             "reading": self.reading,
             "total": self.total.to_dict(),
             "alerts": list(map(alert_document, self.alerts)),
