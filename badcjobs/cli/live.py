@@ -155,6 +155,7 @@ def serve(
         source = open_run(target or Path(), clock, QueueReader(clock)) if machine is None else LiveSource(machine)
         with closing(source.view):
             interval_s = poll_s(_INTERVAL_S)
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # a normal end
             _announce(place, target, token, json_wanted=json_wanted)  # connections wait until it serves
             serve_view(source, listening, place, token=token, clock=clock, interval_s=interval_s)
     return 0

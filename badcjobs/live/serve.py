@@ -6,9 +6,7 @@ import asyncio
 import ipaddress
 import secrets
 import shlex
-import signal
 import socket
-import sys
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -118,7 +116,7 @@ def serve(
     clock: Clock,
     interval_s: float,
 ) -> None:
-    """Serve until a signal: TERM is a normal end, Ctrl-C raises KeyboardInterrupt."""
+    """Serve until a signal; uvicorn raises it again when it has shut down."""
     hub = Hub(source.look, clock, interval_s=interval_s)
     config = uvicorn.Config(
         make_app(hub, source, Guard(token, address.loopback, address.port)),
@@ -141,7 +139,6 @@ def serve(
             tasks.append(asyncio.ensure_future(hub.run()))
         await server.serve(sockets=[listening])
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises its signal again when it has shut down
     asyncio.run(read_and_serve())
 
 
