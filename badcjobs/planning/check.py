@@ -50,6 +50,7 @@ from badcjobs.settings import (
 from badcjobs.store.submission_record import find_cut_short
 from badcjobs.trust import Trust
 from badcjobs.workers.engines import choose_engine
+from badcjobs.workers.program_start import EngineStart
 
 _NEW = "--out another folder, for a new run"
 _ENGINE_START_S = 300.0  # less than in a job: someone waits for it
@@ -361,8 +362,8 @@ def _check_engine(job: Job, order: CheckOrder) -> Iterator[Remark]:
         yield fine("engine", f"{settings.engine} is in the image, which is not checked", checked=False)
         return
     try:
-        engine = choose_engine(
-            settings,
+        engine_start = EngineStart(
+            settings.engine_args,
             order.environ,
             Launcher("check"),
             order.clock,
@@ -371,7 +372,7 @@ def _check_engine(job: Job, order: CheckOrder) -> Iterator[Remark]:
             start_s=_ENGINE_START_S,
             places=job.source is not None and job.source.has_places,
         )
-        engine.check()
+        choose_engine(settings, engine_start).check()
         yield fine("engine", f"{settings.engine} can be started here")
     except BadcjobsError as error:
         unseen = _not_visible_here(job.script)

@@ -29,6 +29,7 @@ from badcjobs.store.read_model import JobFacts, TaskFacts
 from badcjobs.store.read_tasks import parse_settings
 from badcjobs.workers.engines import choose_engine, traits_of
 from badcjobs.workers.learned import LESSONS, Learned, default_store, read_probes, subject_of
+from badcjobs.workers.program_start import EngineStart
 
 _CPU = "cpu"  # what a probe without a device calls it
 _USUAL = "hawkears"  # the default engine
@@ -339,14 +340,15 @@ def version_here(settings: RunSettings, environ: Environ, cwd: Path) -> str | No
 
     No program is started: for HawkEars 2, the models are known but not the release.
     """
-    return choose_engine(
-        settings,
+    start = EngineStart(
+        settings.engine_args,
         environ,
         Launcher(""),
         SystemClock(),
         cwd=cwd,
         allow_cpu=True,
-    ).version
+    )
+    return choose_engine(settings, start).version
 
 
 def _of_probes(

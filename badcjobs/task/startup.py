@@ -48,6 +48,7 @@ from badcjobs.store.slurm_ends import SPOOL_KEY
 from badcjobs.task.progress import TaskProgress, find_end
 from badcjobs.words import count
 from badcjobs.workers.engines import choose_engine
+from badcjobs.workers.program_start import EngineStart
 
 log = logging.getLogger(__name__)
 
@@ -334,8 +335,8 @@ def make_engine(
     prefix: Sequence[str] = ()
     if settings.engine_prefix is not None:
         prefix = parse_prefix(settings.engine_prefix, world.environ.get("PATH"))
-    engine = choose_engine(
-        settings,
+    start = EngineStart(
+        settings.engine_args,
         world.environ,
         Launcher(mark, prefix),
         world.clock,
@@ -343,6 +344,7 @@ def make_engine(
         allow_cpu=not grant.devices,
         places=places,
     )
+    engine = choose_engine(settings, start)
     with ThreadPoolExecutor(1) as pool:
         check = pool.submit(engine.check)  # it may import the engine, for minutes
         logged_s = world.clock.monotonic_s()

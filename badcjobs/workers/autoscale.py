@@ -19,13 +19,11 @@ from badcjobs.model import (
     MemoryHeld,
     WorkerMemory,
     WorkerPlan,
-    advised_gb,
     fitting_workers,
     not_none,
 )
 from badcjobs.model.decisions import Code, Decision
 from badcjobs.seams import Clock
-from badcjobs.words import count, memory
 from badcjobs.workers.learned import Learned, Lesson
 from badcjobs.workers.mps import ONLY_ONE
 from badcjobs.workers.supervise import Supervisor
@@ -410,10 +408,7 @@ class Autoscaler:
             start = choose_start(self._limits, lesson, self.memory_per_worker, self.chunk_s)
             self._trials = Trials(start.workers, start.workers, settled=start.is_best)
             self._record(start)
-        elif self.cpu_workers:
-            log.info("workers per device: there is no device; workers on the CPU, as requested: %d", self.cpu_workers)
         self.plans = self._plan_workers()
-        self._warn_of_memory(lesson)
 
     @property
     def most_per_device(self) -> int:
@@ -444,16 +439,6 @@ class Autoscaler:
         plan = WorkerPlan(self._slots, device, device_id, threads)
         self._slots += 1
         return plan
-
-    def _warn_of_memory(self, lesson: Lesson) -> None:
-        workers = len(self.plans)
-        granted_bytes = self._limits.granted_bytes
-        needs = workers * (lesson.worker_bytes or self.memory_per_worker.bytes_for(self.chunk_s))
-        if not self.cores_each or not granted_bytes or needs <= granted_bytes:
-            return
-        may_need = f"{count(workers, 'worker')} may need {memory(needs)} of main memory"
-        more = f"ask for more (#SBATCH --mem={advised_gb(needs)}G)"
-        log.warning("%s, but the job has %s: %s", may_need, memory(granted_bytes), more)
 
     def update(self, supervisor: Supervisor, left: int) -> None:
         """Measure, then add or retire workers; called often, works once a second."""

@@ -156,24 +156,20 @@ def take_memory(options: argparse.Namespace, audio_s: float) -> str | None:
     needed_bytes = round(factor * audio_s * options.memory_per_s * _MIB)
     folder = options.ledger
     if folder is None:
-        return refuse_memory(needed_bytes, 0, options.device_bytes)
+        return refuse_memory(needed_bytes, options.device_bytes)
     with kernel_lock(folder / "ledger.lock"):
-        used = simulated_memory_bytes(folder, options.device, without_pid=os.getpid())
-        refusal = refuse_memory(needed_bytes, used, options.device_bytes)
+        used_bytes = simulated_memory_bytes(folder, options.device, without_pid=os.getpid())
+        refusal = refuse_memory(needed_bytes + used_bytes, options.device_bytes)
         if refusal is None:
             (folder / f"{options.device}.{os.getpid()}").write_text(str(needed_bytes), encoding="ascii")
     return refusal
 
 
-def refuse_memory(needed_bytes: int, used: int, device_bytes: int | None) -> str | None:
-    """Return PyTorch's error message if a device does not have so much memory left; None: it has."""
-    if device_bytes is None or needed_bytes + used <= device_bytes:
+def refuse_memory(needed_bytes: int, device_bytes: int | None) -> str | None:
+    """Return PyTorch's error message if a device does not have so much memory; None: it has."""
+    if device_bytes is None or needed_bytes <= device_bytes:
         return None
-    free = max(0, device_bytes - used)
-    return (
-        f"CUDA out of memory. Tried to allocate {needed_bytes / _MIB:.0f} MiB."
-        f" GPU 0 has a total capacity of {device_bytes / _MIB:.0f} MiB of which {free / _MIB:.0f} MiB is free"
-    )
+    return f"CUDA out of memory: {needed_bytes / _MIB:.0f} MiB of {device_bytes / _MIB:.0f} MiB"
 
 
 if __name__ == "__main__":

@@ -77,7 +77,9 @@ class _Table:
         """Yield the detections of the table."""
         selections = set()
         for cells in filter(None, map(self._cells, filter(None, self._rows))):
-            self._check_length(cells)
+            if len(cells) != len(self._header):
+                counts = f"{len(cells)} cells, the header has {len(self._header)}"
+                raise ValueError(f"line {self._rows.line_num} has {counts}")
             row = {name: cell.strip() for name, cell in zip(self._header, cells, strict=True)}
             selection = row.get("selection")
             if selection in selections:  # Raven repeats a selection for each view
@@ -103,14 +105,6 @@ class _Table:
         if excess > 0 and self._header[0] in ("indir", "filepath"):
             return cells[excess:]
         return cells
-
-    def _check_length(self, cells: Sequence[str]) -> None:
-        width = len(self._header)
-        if len(cells) == width:
-            return
-        column = self._header[len(cells)] if len(cells) < width else f"number {width + 1}"
-        counts = f"{len(cells)} cells, the header has {width}"
-        raise ValueError(f"line {self._rows.line_num} has {counts} (column {column})")
 
     def _parse_row(self, row: Mapping[str, str]) -> Detection:
         columns = self._columns

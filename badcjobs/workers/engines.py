@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
-from pathlib import Path
 
 from badcjobs.paths import RunFolder
-from badcjobs.processes import Launcher
-from badcjobs.seams import Clock, Engine, EngineTraits
+from badcjobs.seams import Engine, EngineTraits
 from badcjobs.settings import ENGINES, RunSettings
-from badcjobs.workers.program_start import START_S, EngineStart
+from badcjobs.workers.program_start import EngineStart
 
 
 def traits_of(name: str | None) -> EngineTraits:
@@ -21,34 +19,9 @@ def traits_of(name: str | None) -> EngineTraits:
     return traits
 
 
-def choose_engine(
-    settings: RunSettings,
-    environ: Mapping[str, str],
-    launcher: Launcher,
-    clock: Clock,
-    *,
-    cwd: Path,
-    allow_cpu: bool,
-    start_s: float = START_S,
-    places: bool = False,
-) -> Engine:
-    """Return the engine that the settings name; relative paths are relative to ``cwd``.
-
-    ``start_s``: how long it may take to start. ``places``: chunks may have a place.
-    """
-    raw = None
+def choose_engine(settings: RunSettings, start: EngineStart) -> Engine:
+    """Return the engine that the settings name."""
     if settings.keep_raw and settings.out:
-        raw = RunFolder(cwd / settings.out).raw
-    start = EngineStart(
-        settings.engine_args,
-        environ,
-        launcher,
-        clock,
-        raw,
-        places,
-        cwd,
-        allow_cpu,
-        start_s,
-    )
+        start = replace(start, raw=RunFolder(start.cwd / settings.out).raw)
     engine: Engine = import_module(f"badcjobs.workers.engine_{settings.engine}").make_engine(settings, start)
     return engine

@@ -60,8 +60,7 @@ class AudioSteps:
         self.stager = Stager(self.local / "staged", ahead=ahead, cutter=self.cutter)
         limits = {model: self.learned.about(model).limit for model in map(model_of, self.plans)}
         for model, limit in limits.items():
-            if limit != MemoryLimit():
-                self._decide(Code.LIMIT_LEARNED, model, limit)
+            self._decide(Code.LIMIT_LEARNED, model, limit)
         for model, limit in self.probed.items():
             self._decide(Code.LIMIT_PROBED, model, limit)
             limits[model] = limits.get(model, MemoryLimit()).lower(limit)
@@ -95,6 +94,8 @@ class AudioSteps:
         self._decide(Code.LIMIT_MET, model, limit)
 
     def _decide(self, code: Code, model: str, limit: MemoryLimit) -> None:
+        if limit == MemoryLimit():
+            return
         leanest_s = limit.crowded_s if limit.alone_s is None else limit.alone_s
         decision = Decision.of(
             code,

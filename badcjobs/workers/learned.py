@@ -162,7 +162,7 @@ def find_limits(
         closest = max(fitting, key=lambda probed: probed.key.chunks_at_once, default=None)
         if closest is not None and closest.result is not None:
             limits[closest.key.gpu] = _limit_of(closest.result)
-    return {model: limit for model, limit in limits.items() if limit != MemoryLimit()}
+    return limits
 
 
 def _is_about(key: ProbeKey, plan: WorkerPlan, engine: tuple[str, str, str]) -> bool:

@@ -179,11 +179,31 @@ class WorkerThread(threading.Thread):
         return audio.limits.way_of(model_of(self.plan), chunk.key, chunk.audio_s).lean
 
     def _process(self, batch: Batch) -> bool:
-        """Feed one batch to a session, and the chunks that follow it; report it, and return whether to go on."""
+        """Feed one batch to a session, and the chunks that follow it; report its end, and return whether to go on."""
         in_hand = InHand({chunk.key: chunk for chunk in batch.chunks})
+        broken = self._feed_session(batch, in_hand)
+        if broken is None:
+            self._failed_openings = 0
+        else:
+            broken = self._judge(broken, alone=batch.alone)
+        self._blame(in_hand, broken)
+
+        circumstances = self._circumstances(broken)
+        left = list(in_hand.unanswered.values())
+        now_ms = self.setup.clock.now_ms()
+        self.report(BatchOver(left, broken, now_ms, circumstances, self._failed_openings))
+        if broken is None:
+            return True
+        self._close()
+        step = policy.find_rule(broken.error_class, circumstances).worker
+        if step is WorkerStep.LEAN_PROCESS:
+            self.plan = replace(self.plan, lean=True)
+        return step is not WorkerStep.STOP
+
+    def _feed_session(self, batch: Batch, in_hand: InHand) -> SessionBroken | None:
+        """Let a session process a batch, and report its events; return the error that broke the session."""
         apart = batch.apart or self._apart
         self._apart = False
-        broken = None
         try:
             session = self._session(lean=any(map(self._needs_lean, batch.chunks)), apart=apart)
             for event in session.process(batch.chunks, self._more_for(in_hand, alone=batch.alone or apart)):
@@ -194,22 +214,24 @@ class WorkerThread(threading.Thread):
                     in_hand.remove(event.chunk.key)
                 self.report(event)
         except SessionBroken as error:
-            broken = error
+            return error
         except (BadcjobsError, OSError) as error:
-            broken = self._broken_by(error)
+            return self._broken_by(error)
+        return None
 
-        if broken is not None:
-            return self._end_session(in_hand, broken, batch.alone)
-        self._failed_openings = 0
-        if not self._interrupted:
+    def _blame(self, in_hand: InHand, broken: SessionBroken | None) -> None:
+        """Report chunks without a result as failed, if one of them may be the cause."""
+        chunks = list(in_hand.unanswered.values())
+        if broken is None and not self._interrupted:
             silent = SessionBroken(policy.NO_OUTPUT, "the engine gave no result for this chunk and continued")
-            for chunk in list(in_hand.unanswered.values()):
+            for chunk in chunks:
                 self._fail([chunk], in_hand, silent)
-        self._end_batch(in_hand, None, self._circumstances(None))
-        return True
+        elif broken is not None and not broken.at_start:
+            started = [chunk for chunk in chunks if chunk.key in in_hand.started_ms]
+            self._fail(started or chunks[:1], in_hand, broken)
 
     def _fail(self, suspects: Sequence[Chunk], in_hand: InHand, broken: SessionBroken) -> None:
-        """Report chunks without a result as failed; several are not charged, because one is the cause."""
+        """Report these chunks as failed; several are not charged, because one is the cause."""
         now_ms = self.setup.clock.now_ms()
         for chunk in suspects:
             result = ChunkResult(
@@ -222,16 +244,6 @@ class WorkerThread(threading.Thread):
             )
             in_hand.remove(chunk.key)
             self.report(self._note_result(result))
-
-    def _end_batch(
-        self,
-        in_hand: InHand,
-        broken: SessionBroken | None,
-        circumstances: frozenset[Circumstance],
-    ) -> None:
-        left = list(in_hand.unanswered.values())
-        now_ms = self.setup.clock.now_ms()
-        self.report(BatchOver(left, broken, now_ms, circumstances, self._failed_openings))
 
     def _more_for(self, in_hand: InHand, *, alone: bool) -> More:
         """Return what gives the session more chunks; none to chunks that must be ``alone``."""
@@ -328,32 +340,21 @@ class WorkerThread(threading.Thread):
             return SessionBroken(fault, f"{self._folder}: {error.strerror}")
         return None
 
-    def _end_session(self, in_hand: InHand, broken: SessionBroken, alone: bool) -> bool:
-        """Report the end of a broken session, close it, and return whether this worker starts another."""
+    def _judge(self, broken: SessionBroken, *, alone: bool) -> SessionBroken:
+        """Return the error behind a broken session: a fault of the node, a lost device, or what it has reported."""
         fault = self._find_fault(broken.error_class)
         if fault is not None:
             broken = SessionBroken(fault.error_class, f"{broken}\n{fault}", at_start=broken.at_start)
-        is_ours = broken.error_class not in policy.OF_NODE
         self._failed_openings = self._failed_openings + 1 if broken.at_start else 0
-        if is_ours:
-            self._note_failure_under_mps(broken)
+        if broken.error_class in policy.OF_NODE:
+            return broken
+        self._note_failure_under_mps(broken)
         if broken.error_class == policy.GPU_ERROR and not alone:  # a suspect that runs alone may be the cause itself
             self._gpu_errors += 1
-        if is_ours and self._gpu_errors >= policy.GPU_ERRORS_OF_A_LOST_GPU:
+        if self._gpu_errors >= policy.GPU_ERRORS_OF_A_LOST_GPU:
             why = f"{self._gpu_errors} errors in a row on this device; last error: {broken}"
-            broken = SessionBroken(policy.GPU_LOST, why)
-
-        circumstances = self._circumstances(broken)
-        rule = policy.find_rule(broken.error_class, circumstances)
-        if not broken.at_start:
-            chunks = list(in_hand.unanswered.values())
-            started = [chunk for chunk in chunks if chunk.key in in_hand.started_ms]
-            self._fail(started or chunks[:1], in_hand, broken)
-        self._end_batch(in_hand, broken, circumstances)
-        self._close()
-        if rule.worker is WorkerStep.LEAN_PROCESS:
-            self.plan = replace(self.plan, lean=True)
-        return rule.worker is not WorkerStep.STOP
+            return SessionBroken(policy.GPU_LOST, why)
+        return broken
 
     def _circumstances(self, broken: SessionBroken | None) -> frozenset[Circumstance]:
         circumstances = set()

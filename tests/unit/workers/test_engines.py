@@ -158,7 +158,8 @@ def test_an_engine_is_chosen_by_name_and_refuses_what_badcjobs_sets_itself(tmp_p
 
     def choose(engine, *args, **more):
         wanted, launcher = RunSettings(Path("run"), engine=engine, engine_args=args, **more), Launcher("test")
-        return workers.choose_engine(wanted, environ, launcher, SystemClock(), cwd=tmp_path, allow_cpu=False)
+        start = EngineStart(wanted.engine_args, environ, launcher, SystemClock(), cwd=tmp_path)
+        return workers.choose_engine(wanted, start)
 
     for name in ("demo", "command", "hawkears", "hawkears1"):
         assert choose(name, command="p {input} {output}").name == name
@@ -204,7 +205,8 @@ def test_the_detector_of_the_contributors_page_works_as_it_is_pasted(tmp_path, m
     install(tmp_path / "bin" / "owlnet", f"{owlnet}printf 'start_time,end_time,label,score\\n0,1,STOW,0.9\\n' >$2\n")
     environ = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
     wanted = RunSettings(Path("run"), engine="owlnet")
-    engine = workers.choose_engine(wanted, environ, Launcher("test"), SystemClock(), cwd=tmp_path, allow_cpu=False)
+    begin = EngineStart(wanted.engine_args, environ, Launcher("test"), SystemClock(), cwd=tmp_path)
+    engine = workers.choose_engine(wanted, begin)
     engine.check()
     ends = {}
     for sound in ("good", "bad"):
@@ -364,9 +366,7 @@ def test_simulated_memory_is_shared_by_the_processes_of_a_device(tmp_path):
     (tmp_path / "GPU-2.1").write_text(str(900 * 2**20))
     device = [f"--device-bytes={1000 * 2**20}", "--device=GPU-1", "--memory-per-s=10"]
     usual = [*device, f"--ledger={tmp_path}"]
-    assert workers.take_memory(workers.parse_arguments(usual), 36) == (
-        "CUDA out of memory. Tried to allocate 720 MiB. GPU 0 has a total capacity of 1000 MiB of which 700 MiB is free"
-    )
+    assert workers.take_memory(workers.parse_arguments(usual), 36) == "CUDA out of memory: 1020 MiB of 1000 MiB"
     for words, fits_s, too_long_s in (
         (usual, 35, 35.1), ([*usual, "--lean"], 70, 70.1), (device, 50, 50.1),
     ):  # fmt: skip
