@@ -6,7 +6,6 @@ scratch database.
 
 from __future__ import annotations
 
-import itertools
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -192,13 +191,11 @@ def _adder(
     db: sqlite3.Connection, index_of: IndexOf | None, progress: Progress
 ) -> Callable[[int, int, tuple[str, str]], None]:
     """Return a function that adds a row of a source; a repeated row counts once, because it is done once."""
-    numbers = itertools.count(1)
 
     def add(row: int, part: int, key: tuple[str, str]) -> None:
         db.execute("INSERT OR IGNORE INTO row VALUES (?, ?, ?)", (*key, index_of and index_of(row, part)))
-        number = next(numbers)
-        if number % _STEP == 0:
-            progress(number)
+        if db.total_changes % _STEP == 0:
+            progress(db.total_changes)
 
     return add
 

@@ -71,6 +71,7 @@ KEYS = (
     "overview",
 )
 _OTHER_NAMES = {  # of attributes of JobFacts
+    "chunk_cost": "cost",
     "chunks_of_unknown_length": "done_of_unknown_length",
     "failed_chunks": "failed",
     "tries_on_cpu": "cpu_tries",

@@ -37,7 +37,7 @@ from badcjobs.report.document import DEVICE_KEYS, KEYS, TASK_KEYS, document_of
 from badcjobs.report.page import page
 from badcjobs.report.progress import RUNNING, Outlook
 from badcjobs.report.prometheus import job_samples, prometheus_lines
-from badcjobs.report.rules import PROBLEM, SEVERITIES, general_words, known_texts, say
+from badcjobs.report.rules import PROBLEM, SEVERITIES, general_words, known_texts, say, share
 from badcjobs.report.summary import Bill, Finding, StateSummary, Summary, summarize
 from badcjobs.report.tables import WIDTH
 from badcjobs.report.text import comparison_markdown, comparison_text, markdown, next_lines, summary_text
@@ -306,8 +306,10 @@ def _candidates(summary: Summary) -> Iterator[_Candidate]:
             rule = next((rule for rule in rules if all(map(case.get, rule.when.split()))), None)
             if rule is None:
                 continue
-            figures = {"s": summary, **case}
+            subjects = case.get("subjects", ())
             cost_s = case.get("cost_s")
+            of_time = share(cost_s or 0.0, 3600 * summary.gpu_hours)
+            figures = {"s": summary, "many": len(subjects), "of_time": of_time, **case}
             lines = [line for line in known_texts(rule.lines, figures) if not local or "#SBATCH" not in line]
             finding = Finding(
                 kind=rule.kind,
@@ -316,7 +318,7 @@ def _candidates(summary: Summary) -> Iterator[_Candidate]:
                 evidence=tuple(known_texts(rule.evidence, figures)),
                 advice=say(rule.fix, figures),
                 lines=tuple(lines),
-                subjects=tuple(dict.fromkeys(map(plain, case.get("subjects", ())))),
+                subjects=tuple(dict.fromkeys(map(plain, subjects))),
                 gpu_hours=cost_s and cost_s / 3600,
             )
             yield _Candidate(finding, rule.wants, case.get("exclude", frozenset()))
@@ -333,7 +335,7 @@ def _one_per_cause(ranked: Sequence[_Candidate], summary: Summary) -> list[_Cand
     options = set[str]()
     for candidate in ranked:
         finding = candidate.finding
-        opposed = any(_OPPOSITE[want[0]] + want[1:] in wanted for want in candidate.wants)
+        opposed = any(want.translate(_OPPOSITE) in wanted for want in candidate.wants)
         if opposed or (nothing_done and finding.kind in _OF_USE):
             continue
         lines = tuple(line for line in finding.lines if "=" not in line or line.partition("=")[0] not in options)
@@ -343,7 +345,7 @@ def _one_per_cause(ranked: Sequence[_Candidate], summary: Summary) -> list[_Cand
     return chosen
 
 
-_OPPOSITE = {"+": "-", "-": "+"}
+_OPPOSITE = str.maketrans("+-", "-+")
 
 
 def _rank(finding: Finding) -> tuple[int, float]:

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from string import Formatter
@@ -23,8 +22,8 @@ from badcjobs.words import count, number, plain, share_words
 
 PROBLEM, WARNING, NOTE = "problem", "warning", "note"
 SEVERITIES = (PROBLEM, WARNING, NOTE)
-# The figures of one case. ``subjects``, ``exclude`` (nodes) and ``cost_s`` (GPU time) go into the finding as they are;
-# ``s`` is the summary.
+# The figures of one case. ``subjects``, ``exclude`` (nodes) and ``cost_s`` (GPU time) go into the finding as they are.
+# In the texts there are also ``s``, the summary; ``many``, the number of subjects; ``of_time``, the share of the cost.
 Figures = Mapping[str, Any]
 _SERIOUS_S = 10 * 3600.0  # of GPU time
 LOW = 0.5  # a GPU that is busy for a smaller share of the time has too little to do
@@ -127,21 +126,21 @@ def say(template: str, figures: Figures) -> str:
     return plain(_Words().vformat(template, (), figures))
 
 
+class _GeneralWords(_Words):
+    """Formats without figures: N is a number, … are words that depend on the job."""
+
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
+        return 2, field_name
+
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if " " in format_spec or "|" in format_spec:
+            return super().format_field(value, format_spec).replace("2", "N")
+        return "N" if format_spec else "…"
+
+
 def general_words(template: str) -> str:
-    """Return a template without figures, in the plural: N is a number, … are words that depend on the job."""
-
-    def word(match: re.Match[str]) -> str:
-        space = match[1]
-        form = match[2].partition(":")[2].rstrip("?")
-        if form.startswith("count "):
-            return space + count(2, *_nouns(form)).replace("2", "N")
-        if "|" in form:
-            return space + form.partition("|")[2]
-        if form:
-            return f"{space}N"
-        return f"{space}…" if space else ""  # without a space it is an optional part
-
-    return re.sub(r"( ?)\{([^}]*)\}", word, template).replace(" ….", " …")
+    """Return a template without figures, in the plural."""
+    return _GeneralWords().format(template).replace(" ….", " …")
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------

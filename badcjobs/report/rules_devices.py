@@ -236,7 +236,7 @@ def _peer(rows: list[DeviceFacts]) -> _Peer | None:
     Rule(
         "straggler_device",
         "{severity}",
-        says="{devices:count device} {devices:is|are} slower than {devices:its|their} peers: the slowest reaches"
+        says="{many:count device} {many:is|are} slower than {many:its|their} peers: the slowest reaches"
         " {percent:round} % of the median speed.",
         evidence=(
             "slowest: {worst.label}, {worst.rate:one} × real time",
@@ -263,7 +263,6 @@ def _slow(facts: JobFacts, summary: Summary) -> Cases:
         yield {
             "severity": WARNING if worst.rate < _VERY_SLOW * middle else NOTE,
             "peers": len(peers),
-            "devices": len(slow),
             "percent": worst.rate / middle * 100,
             "worst": worst,
             "held_back": ", ".join(sorted(worst.held_back)),

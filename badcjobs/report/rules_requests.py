@@ -103,10 +103,10 @@ def _fell_back(facts: JobFacts, summary: Summary) -> Cases:
     Rule(
         "ran_on_cpu",
         "{severity}",
-        says="{without:count task} had no GPU and ran on the CPU.",
+        says="{many:count task} had no GPU and ran on the CPU.",
         evidence=(
             "{s.facts.cpu_tries:count chunk}, {s.facts.cpu_audio_s:hours} hours of audio on the CPU",
-            "{without:whole} of {s.tasks:count task} without a GPU",
+            "{many:whole} of {s.tasks:count task} without a GPU",
         ),
         fix="Request a GPU for every task if there are GPUs: the engine is many times faster on them.",
         lines=("#SBATCH --gpus-per-node=1",),
@@ -119,7 +119,6 @@ def _without_gpu(facts: JobFacts, summary: Summary) -> Cases:
     if tasks and facts.cpu_tries and not requested:
         yield {
             "severity": WARNING if some_had else NOTE,
-            "without": len(tasks),
             "subjects": [task.name for task in tasks],
         }
 
@@ -173,21 +172,18 @@ _LEAST_S = 300.0  # a shorter task does not show what it needs
 _MARGIN = 1.3  # of time and cores
 _START_S = 300
 _NEAR = 0.9
-_FAR_MEMORY = 2.0
-_FAR_MEMORY_GIB = 4
-_FAR_TIME = 3.0
-_FAR_TIME_S = 3600.0
+_FAR = 2.0  # times as much as is needed
+_FAR_GIB = 4
+_FAR_S = 3600.0
 _FAR_CORES = 8  # fewer are not worth a finding
 _STOPPED_NEAR = 0.75  # an orderly stop reserves the last part of the time for chunks in progress
 
 
-def _all_ended(summary: Summary) -> bool:
-    """Say whether no task is running; what a running task will need is not known."""
-    return not any(task.state in NOT_ENDED for task in summary.facts.tasks)
-
-
-def _showed(tasks: Sequence[TaskFacts]) -> bool:
-    return max(task.wall_s for task in tasks) >= _LEAST_S
+def _is_far(requested: float, advised: float, least: float, tasks: Sequence[TaskFacts], summary: Summary) -> bool:
+    """Say whether much more was requested than is needed, as all tasks have ended, and one ran long enough to show."""
+    if any(task.state in NOT_ENDED for task in summary.facts.tasks) or max(task.wall_s for task in tasks) < _LEAST_S:
+        return False
+    return requested >= max(_FAR * advised, advised + least)
 
 
 def needed_more(task: TaskFacts) -> bool:
@@ -239,12 +235,11 @@ def _memory(facts: JobFacts, summary: Summary) -> Cases:
     killed = list(filter(_out_of_memory, measured))
     ran_out = bool(killed) or any(error.error_class == "host_memory" for error in facts.errors)
     factor = 1.5 if ran_out else 1.2
-    far = requested >= max(_FAR_MEMORY * advised, advised + _FAR_MEMORY_GIB) * _GIB
     yield {
         "ran_out": ran_out,
         "killed": len(killed),
         "near": peak >= _NEAR * requested,
-        "far": far and _showed(measured) and _all_ended(summary),
+        "far": _is_far(requested / _GIB, advised, _FAR_GIB, measured, summary),
         "asked": requested,
         "peak": peak,
         "of_asked": share(peak, requested),
@@ -258,7 +253,7 @@ def _memory(facts: JobFacts, summary: Summary) -> Cases:
     Rule(
         "time_request",
         "{severity}",
-        says="{over:count task} reached {over:its|their} time limit before the work was done.",
+        says="{many:count task} reached {many:its|their} time limit before the work was done.",
         evidence=("requested {asked_s:duration}", "{done:count chunk} done, {left:whole} left"),
         fix="Submit again to do the rest. For the next job request more time, or split the source into more tasks. With"
         " a signal before the end, and exec before badcjobs, tasks stop in order and lose no work.",
@@ -271,7 +266,6 @@ def _time_over(facts: JobFacts, summary: Summary) -> Cases:
     if not over:
         return
     yield {
-        "over": len(over),
         "severity": PROBLEM if summary.left else NOTE,
         "asked_s": max(task.time_limit_s or 0.0 for task in over),
         "done": sum(task.done for task in over),
@@ -322,11 +316,9 @@ def _time_used(facts: JobFacts, summary: Summary) -> Cases:
     requested_s = max(task.time_limit_s or 0.0 for task in ended)
     advised_s = _with_margin(longest.wall_s)
     near = longest.wall_s >= _NEAR * requested_s
-    far = requested_s >= max(_FAR_TIME * advised_s, advised_s + _FAR_TIME_S)
-    for_good = all(task.verdict is not None for task in limited)  # else the others may take longer
     yield {
         "near": near,
-        "far": far and for_good and _showed(ended),
+        "far": _is_far(requested_s, advised_s, _FAR_S, ended, summary),
         "asked_s": requested_s,
         "longest": longest,
         "of_asked": share(longest.wall_s, requested_s),
@@ -355,7 +347,7 @@ def _ran_out(task: TaskFacts) -> bool:
 )
 def _cores(facts: JobFacts, summary: Summary) -> Cases:
     measured = [task for task in facts.tasks if task.cpus and task.cpu_mean_cores is not None]
-    if not measured or not _showed(measured) or not _all_ended(summary):
+    if not measured:
         return
     busy = busy_share(facts.devices)
     if busy is not None and busy < LOW:
@@ -364,7 +356,7 @@ def _cores(facts: JobFacts, summary: Summary) -> Cases:
     most = max(measured, key=lambda task: task.cpu_mean_cores or 0.0)
     used = most.cpu_mean_cores or 0.0
     advised = math.ceil(max(_MARGIN * used + 1, most.workers or 0))
-    if advised <= requested / 2 and requested - advised >= _FAR_CORES:
+    if _is_far(requested, advised, _FAR_CORES, measured, summary):
         yield {
             "asked": requested,
             "used": used,

@@ -71,7 +71,6 @@ _CONTINUED = "Nothing to do about these tasks: other attempts have taken over th
 def _unended(tasks: Sequence[TaskFacts], facts: JobFacts, summary: Summary) -> Figures:
     """Return what is left of the work of these tasks, and whether other tasks continue it."""
     return {
-        "many": len(tasks),
         "unfinished": summary.verdict == "stopped" and not _followed(tasks, facts),
         "left": sum(task.pending for task in tasks),
         "subjects": [task.name for task in tasks],
@@ -171,9 +170,8 @@ def _lost(facts: JobFacts, summary: Summary) -> Cases:
         return
     tries = sum(device.work.lost for device in facts.devices)  # tries of running tasks are not lost
     cost_s = facts.lost_gpu_s
-    all_s = 3600 * summary.gpu_hours
-    if tries and cost_s >= max(_LOST_S, _LOST * all_s):
-        yield {"cost_s": cost_s, "of_time": share(cost_s, all_s), "tries": tries}
+    if tries and cost_s >= max(_LOST_S, _LOST * 3600 * summary.gpu_hours):
+        yield {"cost_s": cost_s, "tries": tries}
 
 
 @topic(
@@ -194,18 +192,16 @@ def _again(facts: JobFacts, summary: Summary) -> Cases:
     """Yield chunks that were done more than once; a few are normal: their task was killed before it recorded them."""
     many = facts.conflicts
     cost_s = facts.again_gpu_s
-    all_s = 3600 * summary.gpu_hours
     resumed = facts.last_settings.get("resume") is not False
     if facts.restarted == many and resumed:
         return  # results that had not left a node when it failed are made again
-    if cost_s < max(_LOST_S, _LOST * all_s) and many < _AGAIN * summary.done:
+    if cost_s < max(_LOST_S, _LOST * 3600 * summary.gpu_hours) and many < _AGAIN * summary.done:
         return
     yield {
         "severity": severity_of(cost_s),
         "many": many,
         "restarted": facts.restarted,
         "cost_s": cost_s or None,
-        "of_time": share(cost_s, all_s),
     }
 
 
@@ -274,7 +270,6 @@ def _poison(facts: JobFacts, summary: Summary) -> Cases:
             "{for_good:count chunk?} failed for good",
             "{tries.tries:count try tries} ran out of memory",
             "{tries.rescued:whole} of {tries.chunks:count chunk} done in the end, in pieces or with more free memory",
-            "learned limit on {learned}",
         ),
         fix="Make the chunks {shorter}, use GPUs with more memory, or run fewer workers per GPU.",
         wants=("-workers", "-length"),
@@ -282,20 +277,15 @@ def _poison(facts: JobFacts, summary: Summary) -> Cases:
 )
 def _out_of_memory(facts: JobFacts, summary: Summary) -> Cases:
     for_good = [chunk for chunk in facts.failed if (chunk.status, chunk.error_class) == ("failed", _OOM)]
-    limits = [decision for decision in facts.decisions if decision.code in _LIMITS and "limit_s" in decision.figures]
-    learned = []
-    shorter = "shorter"
-    for decision in sorted(limits, key=lambda decision: -decision.figures["limit_s"]):
-        limit_s = number(decision.figures["limit_s"], 0)
-        learned.append(f"{decision.subject or 'this GPU'}, {limit_s} s: {decision.reason}")
-        shorter = f"shorter than {limit_s} s"
+    decisions = [decision for decision in facts.decisions if decision.code in _LIMITS]
+    limits_s = [decision.figures["limit_s"] for decision in decisions if "limit_s" in decision.figures]
+    shorter = f"shorter than {number(min(limits_s), 0)} s" if limits_s else "shorter"
     for error in facts.errors:
         if error.error_class == _OOM:
             yield {
                 "severity": PROBLEM if for_good else NOTE,
                 "tries": error,
                 "for_good": len(for_good),
-                "learned": learned,
                 "shorter": shorter,
                 "subjects": _names(for_good),
             }
@@ -305,25 +295,27 @@ def _out_of_memory(facts: JobFacts, summary: Summary) -> Cases:
     Rule(
         "failed_chunks",
         "{severity}",
-        says="{at_least}{many:count chunk} failed for good: {class}.",
-        evidence=("{of_chunks} of {s.chunks:count chunk}", "engine error: {error:last_line}"),
+        says="{many:count chunk} failed for good: {class}.",
+        evidence=(
+            "{of_chunks} of {s.chunks:count chunk}",
+            "engine error: {error:last_line}",
+            "the errors of {unread:count more_chunk?} are in job.sqlite",
+        ),
         fix="{advice}",
     )
 )
 def _failed(facts: JobFacts, summary: Summary) -> Cases:
-    at_least = "At least " if len(facts.failed) < summary.failed else ""  # only the first thousand are read
     largest_first = sorted(_failures(facts).items(), key=lambda pair: -len(pair[1]))
     for error_class, chunks in largest_first[:_MOST_CLASSES]:
         many = len(chunks)
         yield {
             "severity": PROBLEM if many > _MANY * summary.chunks else WARNING,
-            "many": many,
             "class": (error_class or "unknown error").replace("_", " "),
             "of_chunks": share(many, summary.chunks),
             "error": chunks[0].error,
             "advice": ADVICE.get(error_class, USUAL_ADVICE),
             "cost_s": facts.failed_gpu_s,
-            "at_least": at_least,
+            "unread": summary.failed - len(facts.failed),  # only the first thousand are read
             "subjects": _names(chunks),
         }
 
@@ -352,7 +344,6 @@ def _failed_tries(facts: JobFacts, summary: Summary) -> Cases:
     yield {
         "cost_s": cost_s,
         "all_s": all_s,
-        "of_time": share(cost_s, all_s),
         "worst": worst,
         "advice": ADVICE.get(worst.error_class, USUAL_ADVICE),
     }
@@ -371,7 +362,6 @@ def _short(facts: JobFacts, summary: Summary) -> Cases:
     short = [decision for decision in facts.decisions if decision.code == Code.SHORT_AUDIO]
     if short:
         yield {
-            "many": len(short),
             "reasons": [decision.reason for decision in short],
             "subjects": [decision.subject for decision in short],
         }

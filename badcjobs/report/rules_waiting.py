@@ -37,7 +37,6 @@ from badcjobs.workers.engines import traits_of
 LEAST_S = 120.0  # of GPU time: less does not show how busy a device can be
 _LEAST_SHARE = 0.1  # of the GPU time of the job: a last, short task does not count
 _ALL_CORES = 0.85
-_SPARE_CORES = 0.5
 _AT_WORK = 0.65  # of a core per worker: an engine that waits uses about 0.5, one at its limit about 0.8
 _PROGRAM_S = 60.0  # a program that takes longer than this per chunk spends its time on work, not on starting
 _GOOD_TASK_S = 1800.0
@@ -58,7 +57,7 @@ class _Group(NamedTuple):
 
 _OPTIONS = "Add these options to badcjobs run."
 _CPU = "{used_cores:one} of {cores_granted:round} cores busy (median), with {each:count worker}"
-_BUSY = "busy {busy} of {measured_s:gpu_time} on {devices:count device} in {subjects_many:count task}"
+_BUSY = "busy {busy} of {measured_s:gpu_time} on {devices:count device} in {many:count task}"
 _AUTO = ("--workers-per-gpu auto",)
 _MORE_WORKERS = ("+workers", "+memory", "+cores")
 
@@ -225,7 +224,6 @@ def _loss(cause: str, by_cause: Mapping[str, float], groups: Sequence[_Group], f
         "busy": share(busy_share(devices) or 0.0, 1.0),
         "measured_s": sum(seen_s(time) for device in devices for time in device.states.values()),
         "devices": count_devices(devices),
-        "subjects_many": len(tasks),
         "of_idle": f"{gpu_time(cost_s)}, {share(cost_s, lost_s)} of the idle time",
         "subjects": [task.name for task in tasks],
         "cost_s": cost_s,
@@ -291,8 +289,6 @@ def _cause_of_idle_work(group: _Group, facts: JobFacts) -> str:
     if cpu is None or not task.workers:
         return "low_busy"
     if task.cpus and cpu >= _ALL_CORES * task.cpus:
-        return "cpu_bound"
-    if task.cpus and task.cpus >= 2 and task.cpus - cpu < _SPARE_CORES:
         return "cpu_bound"
     # The share of the time after start-up in which devices had a chunk.
     working_s = sum(device.state_s.get("working", 0.0) for device in group.devices)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from badcjobs.model import CutShort, Queue, not_none
 from badcjobs.model.decisions import Code
 from badcjobs.report.progress import OUTDATED, SILENT, Outlook, estimate_rest, mark_lost_work, state_of
-from badcjobs.store.connect import grouped
+from badcjobs.store.accounting import StateTime
 from badcjobs.store.figures import distribution
 from badcjobs.store.read_model import (
     UNKNOWN_STATE,
     AlertFacts,
     Completeness,
-    CostFacts,
     DeviceFacts,
     Freshness,
     JobFacts,
@@ -73,7 +72,6 @@ class Summary:
     gpu_hours: float
     states: Mapping[str, StateSummary]  # time and energy of all devices by state
     chunk_s: MetricFacts | None  # how long successful tries took
-    chunk_cost: CostFacts  # what a successful try cost
     outlook: Outlook | None  # None: nothing is left
     alerts: tuple[AlertFacts, ...]
     merged: Freshness  # whether task databases are newer
@@ -244,7 +242,6 @@ def summarize(job: JobFacts, completeness: Completeness = _NOT_COMPARED, now_ms:
         gpu_hours=gpu_s / 3600,
         states=states,
         chunk_s=_durations(job),
-        chunk_cost=job.cost,
         outlook=estimate_rest(job, completeness, gpu_s, wall_s, now_ms),
         alerts=_alerts(job),
         merged=job.merged,
@@ -328,31 +325,32 @@ _ROUNDING_S = 1.0
 
 def add_up_states(devices: Sequence[DeviceFacts], gpu_s: float) -> dict[str, StateSummary]:
     """Return the states of all devices together; time that is missing in all states is in the state unknown."""
-    joules = grouped((state, energy_j) for device in devices for state, energy_j in device.state_energy_j.items())
-    total_j = sum(map(sum, joules.values()))
-    total_s = sum(device.total_s for device in devices)
-    missing_s = gpu_s - total_s
-    if missing_s <= _ROUNDING_S:
-        missing_s = 0.0
+    totals: dict[str, StateTime] = defaultdict(StateTime)
+    joules: dict[str, float] = defaultdict(float)
+    for device in devices:
+        for state, time in device.states.items():
+            totals[state] = totals[state].plus(time)
+        for state, energy_j in device.state_energy_j.items():
+            joules[state] += energy_j
+    missing_s = gpu_s - sum(time.total_s for time in totals.values())
+    if missing_s > _ROUNDING_S:
+        totals[UNKNOWN_STATE] = totals[UNKNOWN_STATE].plus(StateTime(missing_s))
 
+    total_s = sum(time.total_s for time in totals.values())
+    total_j = sum(joules.values())
     summaries = {}
     for state in STATE_WORDS:
-        times = [device.states[state] for device in devices if state in device.states]
-        state_s = sum(time.total_s for time in times)
-        if state == UNKNOWN_STATE:
-            state_s += missing_s
-        if state_s <= 0 and not joules[state]:
+        time = totals[state]
+        state_j = joules.get(state)
+        if not time.total_s and state_j is None:
             continue
-        busy_s = sum_known(time.busy_s for time in times)
-        measured_s = min(state_s, sum(time.measured_s for time in times))
-        state_j = sum_known(joules[state])
         summaries[state] = StateSummary(
-            gpu_hours=state_s / 3600,
-            share_percent=ratio(100 * state_s, total_s + missing_s),
-            busy_hours=busy_s and busy_s / 3600,
+            gpu_hours=time.total_s / 3600,
+            share_percent=ratio(100 * time.total_s, total_s),
+            busy_hours=time.busy_s and time.busy_s / 3600,
             energy_wh=state_j and state_j / 3600,
             energy_share_percent=state_j and ratio(100 * state_j, total_j),
-            measured_percent=ratio(100 * measured_s, state_s),
+            measured_percent=ratio(100 * min(time.measured_s, time.total_s), time.total_s),
         )
     return summaries
 

@@ -344,7 +344,7 @@ def _name_gaps(gaps: NameGaps | None) -> Iterator[str]:
 
 def _device_figures(summary: Summary) -> Figures:
     """Return what the devices did and used."""
-    cost = summary.chunk_cost
+    cost = summary.facts.cost
     kwh = summary.kwh_per_1000_audio_hours
     states = summary.states if any(task.engine for task in summary.facts.tasks) else {}
     shares = {STATE_WORDS[state]: time.share_percent or 0.0 for state, time in states.items()}
