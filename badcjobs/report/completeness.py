@@ -7,7 +7,7 @@ scratch database.
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -25,14 +25,13 @@ from badcjobs.sources.open import Sources, open_sources, open_sources_of
 from badcjobs.sources.places import gives_places, place_sources, place_words
 from badcjobs.store.connect import read_only_uri, reading
 from badcjobs.store.read_job import known_lengths, merged_files, read_outline
-from badcjobs.store.read_model import Completeness, Freshness, JobFacts, TaskFacts
+from badcjobs.store.read_model import Completeness, Freshness, JobFacts
 from badcjobs.store.submission_record import NO_NOTE, Trace, find_trace
 from badcjobs.store.task_writer import count_places
 from badcjobs.words import index_ranges
 
 Progress = Callable[[int], None]  # how many rows of the source have been read
-Indices = set[int | None]  # of an array; None: a row that belongs to no array task
-IndexOf = Callable[[int, int], int | None]  # see find_shares
+Indices = set[int | None]  # of an array; None: a task outside it
 
 NOT_LISTED = "not listed"  # the state of a row that is in no task
 _STEP = 10_000  # rows between two progress messages
@@ -41,24 +40,14 @@ _SCRATCH = """
     PRAGMA journal_mode = OFF;
     PRAGMA synchronous = OFF;
     PRAGMA cache_size = -65536;
-    CREATE TABLE row (
-        recording_id TEXT, chunk_id TEXT, array_index INTEGER, PRIMARY KEY (recording_id, chunk_id)
-    ) WITHOUT ROWID;
+    CREATE TABLE row (recording_id TEXT, chunk_id TEXT, PRIMARY KEY (recording_id, chunk_id)) WITHOUT ROWID;
     BEGIN"""
 _STATES = f"""
-    SELECT r.array_index, coalesce(c.status, '{NOT_LISTED}'), count(*)
+    SELECT coalesce(c.status, '{NOT_LISTED}'), count(*)
     FROM main.row r LEFT JOIN job.chunk c ON c.recording_id = r.recording_id AND c.chunk_id = r.chunk_id
-    GROUP BY 1, 2"""
+    GROUP BY 1"""
 _SET_ASIDE = """
     DELETE FROM main.row WHERE recording_id IN (SELECT recording_id FROM job.recording WHERE left_out IS NOT NULL)"""
-
-
-class _Compared(NamedTuple):
-    """The comparison, and the array tasks to submit again."""
-
-    proof: Completeness
-    left: Indices  # have work left
-    failed: Indices  # have failed chunks
 
 
 def prove_complete(database: Path, facts: JobFacts, progress: Progress) -> Completeness:
@@ -66,34 +55,36 @@ def prove_complete(database: Path, facts: JobFacts, progress: Progress) -> Compl
 
     The sources of several runs (the waves of a plan) are compared together; then no commands are suggested.
     """
+    proof = _describe(facts.chunks, facts)
     try:
         runs = _find_frozen(database.absolute().parent, facts.file_folders)
     except BadInput as error:
-        return replace(_describe(facts.chunks, facts, ()), why_unknown=_reason(error))
-    run, frozen = runs[0]
-    shape = frozen.array if len(runs) == 1 else None
+        return replace(proof, why_unknown=_reason(error))
     try:
-        sources = [_open_frozen_sources(frozen) for _, frozen in runs]
-        compared = _compare(database, facts, sources, shape, progress)
-    except BadInput as error:
-        compared = _not_compared(facts, shape, _reason(error))
-    except (OSError, sqlite3.Error) as error:
-        why = f"the source cannot be compared with the job database: {error}"
-        compared = _not_compared(facts, shape, why)
+        proof = _compare(database, facts, [_open_frozen_sources(frozen) for _, frozen in runs], progress)
+    except (BadInput, OSError, sqlite3.Error) as error:
+        proof = replace(proof, why_unknown=_reason(error))
     if len(runs) > 1:
-        return compared.proof
-    return _with_commands(compared, facts, run, frozen)
+        return proof
+    return _with_commands(proof, facts, *runs[0])
 
 
-def _with_commands(compared: _Compared, facts: JobFacts, run: RunFolder, frozen: FrozenRun) -> Completeness:
-    """Return the proof with the commands that do the rest."""
-    proof = compared.proof
+def _with_commands(proof: Completeness, facts: JobFacts, run: RunFolder, frozen: FrozenRun) -> Completeness:
+    """Return the proof with the array tasks that left no database, and the commands that do the rest."""
+    absent = absent_indices(facts, frozen.array)
+    if proof.not_listed == 0:
+        absent = []  # others have taken over their work
     # Array tasks whose newest database is not merged may have done the rest.
     new = frozenset(facts.merged.new_indices)
-    missing = tuple(index for index in proof.missing_indices if index not in new)
-    unmerged = tuple(index for index in proof.missing_indices if index in new)
-    to_do = (compared.left - new) or (compared.failed - new)
-    indices = () if None in to_do else tuple(sorted(not_none(to_do)))
+    missing = tuple(index for index in absent if index not in new)
+    unmerged = tuple(index for index in absent if index in new)
+    left, failed = _unfinished(facts)
+    to_do = (left.union(absent) - new) or (failed - new)
+    indices: tuple[int, ...] = ()
+    if frozen.array is not None:
+        indices = tuple(sorted(not_none(to_do)))
+        if None in to_do or not to_do:  # whose share the rest is, is not known
+            indices = tuple(frozen.array.indices)
 
     _, last_job = max(((task.started_at_ms, task.job_id) for task in facts.tasks), default=(0, ""))
     trace = find_trace(run.path, last_job)
@@ -108,7 +99,7 @@ def _with_commands(compared: _Compared, facts: JobFacts, run: RunFolder, frozen:
         unmerged_indices=unmerged,
         finish=finish.lines,
         finish_by=finish.by,
-        left_indices=indices if finish.lines and frozen.array is not None else (),
+        left_indices=indices if finish.lines else (),
         missing_logs=tuple(not_none(map(trace.log_of, missing))),
         missing_notes=tuple(trace.notes.get(index, NO_NOTE) for index in missing) if trace.emulated else (),
     )
@@ -159,7 +150,22 @@ def _open_frozen_sources(frozen: FrozenRun) -> Sources:
     return open_sources(paths, root=None if root is None else Path(root), cutting=frozen.cutting)
 
 
-def _reason(error: BadInput) -> str:
+def _unfinished(facts: JobFacts) -> tuple[Indices, Indices]:
+    """Return the array tasks (None: no array task) with work left, and those with failed chunks."""
+    left: Indices = set()
+    failed: Indices = set()
+    for task in facts.tasks:
+        index = None if task.is_local else task.array_index
+        if task.pending:
+            left.add(index)
+        if task.failed:
+            failed.add(index)
+    return left, failed
+
+
+def _reason(error: Exception) -> str:
+    if not isinstance(error, BadInput):
+        return f"the source cannot be compared with the job database: {error}"
     if error.why is None:
         return error.what
     return f"{error.what}: {error.why.splitlines()[0]}"
@@ -168,67 +174,29 @@ def _reason(error: BadInput) -> str:
 # --- the comparison ---------------------------------------------------------------------------------------------------
 
 
-def find_shares(tasks: Sequence[TaskFacts], shape: ArrayShape | None, *, by_manifest: bool) -> IndexOf | None:
-    """Return the rule that assigns rows of the source to array tasks; None: no array, or tasks with different rules.
-
-    It maps the number of a row and its part of the sources to an array index, or to None if no array task takes it; all
-    chunks of a recording that is cut have the number of the recording.
-    """
-    if shape is None:
-        return None
-    indices = shape.indices
-    if by_manifest:  # a list of manifests: the position picks the line
-        return lambda row, part: indices[part] if part < shape.count else None
-    shard_counts = {task.shard_count for task in tasks if task.shard_count and not task.is_local}
-    steps = {shards // shape.count for shards in shard_counts if shards % shape.count == 0} or {1}
-    if len(steps) > 1:
-        return None
-    step = steps.pop()
-    return lambda row, part: indices[row // step % shape.count]
-
-
-def _adder(
-    db: sqlite3.Connection, index_of: IndexOf | None, progress: Progress
-) -> Callable[[int, int, tuple[str, str]], None]:
-    """Return a function that adds a row of a source; a repeated row counts once, because it is done once."""
-
-    def add(row: int, part: int, key: tuple[str, str]) -> None:
-        db.execute("INSERT OR IGNORE INTO row VALUES (?, ?, ?)", (*key, index_of and index_of(row, part)))
-        if db.total_changes % _STEP == 0:
-            progress(db.total_changes)
-
-    return add
-
-
-def _compare(
-    database: Path, facts: JobFacts, sources: Sequence[Sources], shape: ArrayShape | None, progress: Progress
-) -> _Compared:
+def _compare(database: Path, facts: JobFacts, sources: Sequence[Sources], progress: Progress) -> Completeness:
     """Compare the sources of a run with its job database."""
-    by_manifest = len(sources) == 1 and sources[0].manifests_listed is not None
-    index_of = find_shares(facts.tasks, shape, by_manifest=by_manifest)
     lengths = {}
     if any(source.cutting.cuts_recordings for source in sources):
         lengths = known_lengths(database)
     with closing(sqlite3.connect("", isolation_level=None, uri=True)) as db:  # in memory, or on disk
         db.executescript(_SCRATCH)
-        add = _adder(db, index_of, progress)
+
+        def add(_row: int, _part: int, key: tuple[str, str]) -> None:
+            """Add a row of a source; a repeated row counts once, because it is done once."""
+            db.execute("INSERT OR IGNORE INTO row VALUES (?, ?)", key)
+            if db.total_changes % _STEP == 0:
+                progress(db.total_changes)
+
         for source in sources:
             source.read_identities(add, lengths)
         db.execute("COMMIT")
         db.execute("ATTACH ? AS job", (read_only_uri(database),))
         left_out = db.execute(_SET_ASIDE).rowcount  # they are neither done nor missing
 
-        states: Counter[str] = Counter()
-        indices: dict[str, Indices] = defaultdict(set)
-        for index, state, many in db.execute(_STATES):
-            states[state] += many
-            indices[state].add(index)
-        unlisted = indices[NOT_LISTED]
-        missing = absent_indices(facts, shape)
-        if index_of is not None or not unlisted:
-            missing = [index for index in missing if index in unlisted]
-        proof = replace(
-            _describe(states, facts, missing),
+        states = Counter(dict(db.execute(_STATES)))
+        return replace(
+            _describe(states, facts),
             expected=sum(states.values()),
             not_listed=states[NOT_LISTED],
             left_out=left_out,
@@ -237,28 +205,6 @@ def _compare(
             not_listed_examples=_only_in(db, "main.row", "job.chunk") if unlisted.difference(missing) else (),
             strangers_examples=_only_in(db, "job.chunk", "main.row"),
         )
-    if index_of is None:
-        return _by_tasks(proof, facts)
-    left = indices["pending"] | indices["skipped"] | unlisted
-    return _Compared(proof, left, indices["failed"] | indices["poison"])
-
-
-def _not_compared(facts: JobFacts, shape: ArrayShape | None, why: str) -> _Compared:
-    proof = _describe(facts.chunks, facts, absent_indices(facts, shape))
-    return _by_tasks(replace(proof, why_unknown=why), facts)
-
-
-def _by_tasks(proof: Completeness, facts: JobFacts) -> _Compared:
-    """Return the array tasks (None: no array task) with work left or failed chunks, as the tasks say."""
-    left: Indices = set(proof.missing_indices)
-    failed: Indices = set()
-    for task in facts.tasks:
-        index = None if task.is_local else task.array_index
-        if task.pending:
-            left.add(index)
-        if task.failed:
-            failed.add(index)
-    return _Compared(proof, left, failed)
 
 
 def _only_in(db: sqlite3.Connection, here: str, not_here: str) -> tuple[str, ...]:
@@ -271,7 +217,7 @@ def _only_in(db: sqlite3.Connection, here: str, not_here: str) -> tuple[str, ...
     return tuple(chunk_name(recording, chunk) for recording, chunk in rows)
 
 
-def _describe(states: Mapping[str, int], facts: JobFacts, missing: Sequence[int]) -> Completeness:
+def _describe(states: Mapping[str, int], facts: JobFacts) -> Completeness:
     """Return the states of the rows of the source or, if that is not known, of the job database."""
     return Completeness(
         listed=sum(facts.chunks.values()),
@@ -280,7 +226,6 @@ def _describe(states: Mapping[str, int], facts: JobFacts, missing: Sequence[int]
         poison=states.get("poison", 0),
         pending=states.get("pending", 0),
         elsewhere=states.get("skipped", 0),
-        missing_indices=tuple(missing),
     )
 
 

@@ -18,12 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rooms import report
 from rooms.cli import files_text
-from rooms.devices import find_place
-from rooms.model import Allocation, ArrayOrder, ArrayShape, Place, RecordingName, Submitted
+from rooms.model import ArrayOrder, ArrayShape, Place, RecordingName, Submitted
 from rooms.report import find_job_database, finish_job, summarize_database, write_whole
 from rooms.root import BadcjobsError, BadInput, DatabaseProblem, FrozenRun, RunSettings
-from rooms.sources import Shard
-from rooms.store import Completeness, MergeOrder, Record, TaskFacts, asked_of, merge, read_job, write_record
+from rooms.store import Completeness, MergeOrder, Record, asked_of, merge, read_job, write_record
 from support.damage import garbage_page, page_with
 from support.facts import calls
 from support.filesystems import largest_file, powerless_folder
@@ -325,20 +323,6 @@ def test_the_numbers_always_add_up(rows, strangers):
     assert counted == tuple(map(rows.count, "dfxps "))
     assert (proof.strangers, proof.expected) == (len(strangers), len(rows))
     assert proof.complete == (rows.count("d") == len(rows)) != bool(proof.finish)
-
-
-@given(st.integers(0, 5), st.integers(1, 3), st.integers(1, 6), st.integers(1, 3))
-def test_rows_are_shared_out_as_the_tasks_themselves_take_them(first, step, count, tasks):
-    shape = ArrayShape(first, step, count)
-    taken = {}
-    for index in range(first, first + count * step, step):
-        for procid in range(tasks):
-            allocation = Allocation(True, "4821", "gpu1", array_index=index, step_tasks=tasks, procid=procid)
-            place = find_place(allocation, shape)
-            taken |= {row: index for row in range(60) if Shard(place.index, place.count).takes(row)}
-    task = TaskFacts("4821_0.r0.gpu1", "4821", 0, shard_count=count * tasks)
-    index_of = report.find_shares([task, replace(task, job_id="local1-1", shard_count=7)], shape, by_manifest=False)
-    assert {row: index_of(row, 0) for row in range(60)} == taken
 
 
 def test_progress_is_told_no_temporary_folder_is_needed_and_a_long_command_is_never_cut(tmp_path, monkeypatch):
