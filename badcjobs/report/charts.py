@@ -118,15 +118,11 @@ def _row_names(rows: Sequence[DeviceFacts]) -> dict[str, Any]:
 
     Also returns the names of the devices, sorted by node, and the device of each row.
     """
-    full = [_full_name(device) for device in rows]
-    short = [f"{device.task.split('.')[0]} · {device.label}" for device in rows]
-    if len(set(short)) < len(short):
-        short = full
     labels = {device.card: f"{device.node} · {device.label}" for device in rows}
     order = sorted(labels, key=lambda card: (natural(labels[card]), card))
     place_of = {card: place for place, card in enumerate(order)}
     return {
-        "rows": [[*names] for names in zip(short, full, strict=True)],
+        "rows": [[f"{device.task.split('.')[0]} · {device.label}", _full_name(device)] for device in rows],
         "cards": {"names": [labels[card] for card in order], "of": [place_of[device.card] for device in rows]},
     }
 
@@ -229,18 +225,7 @@ def choose(devices: Sequence[DeviceFacts], most: int) -> list[DeviceFacts]:
 
 def make_histogram(durations_ms: Mapping[int, int]) -> Histogram:
     """Return the histogram of durations."""
-    seconds = np.array(sorted(durations_ms)) / 1000
-    tries = np.array([durations_ms[key] for key in sorted(durations_ms)])
-    bars = int(np.clip(2 * np.sqrt(tries.sum()), _FEWEST_BARS, _MOST_BARS))
-    width = _round_width(float(seconds[-1] - seconds[0]) / bars)
-    edges = np.arange(np.floor(seconds[0] / width), np.floor(seconds[-1] / width) + 1.5) * width
-    # An edge may differ from its value by a rounding error.
-    counts, _ = np.histogram(np.clip(seconds, edges[0], edges[-1]), edges, weights=tries)
+    seconds = np.array([*durations_ms]) / 1000
+    bars = int(np.clip(2 * np.sqrt(sum(durations_ms.values())), _FEWEST_BARS, _MOST_BARS))
+    counts, edges = np.histogram(seconds, bars, weights=[*durations_ms.values()])
     return Histogram(edges.tolist(), counts.astype(int).tolist())
-
-
-def _round_width(rough: float) -> float:
-    """Return 1, 2 or 5 times a power of ten, at least a rough width."""
-    rough = max(rough, 1e-3)
-    power = 10.0 ** math.floor(math.log10(rough))
-    return next(step * power for step in (1, 2, 5, 10) if step * power >= rough * 0.999)

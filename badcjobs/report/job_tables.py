@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from badcjobs.model import AUDIO_FAULTS, CHARTED, load_word
 from badcjobs.report.progress import KILLED, OUTDATED, RUNNING, SILENT, state_words
 from badcjobs.report.summary import STATE_WORDS, StateSummary, Summary, chunk_name
-from badcjobs.report.tables import Cell, Row, Table, columns
+from badcjobs.report.tables import Cell, Row, Table, columns, ending
 from badcjobs.report.verdict import alert_lines
 from badcjobs.store.read_model import Completeness, DeviceFacts, GapFacts, TaskFacts
 from badcjobs.words import (
@@ -316,7 +316,7 @@ def _failed_table(summary: Summary) -> Table:
             chunk.status,
             _cell(chunk.attempts),
             chunk.error_class,
-            shortened(chunk.error, _LONGEST_MESSAGE),
+            ending(chunk.error, _LONGEST_MESSAGE),
         )
         for chunk in chunks
     ]
@@ -344,15 +344,6 @@ def _task_table(summary: Summary) -> Table:
     ]
     caption = _caption("Array tasks", summary.tasks, "task_summary")
     return Table("task-table", caption, heads, rows, of=summary.tasks)
-
-
-def shortened(message: str, longest: int) -> str:
-    """Return a message, or the beginning and the end of a long one: the reason is in one of them."""
-    left_out = len(message) - longest
-    if left_out <= 100:
-        return message
-    half = longest // 2
-    return f"{message[:half]}\n[… {left_out:,} characters left out; job.sqlite has them …]\n{message[-half:]}"
 
 
 def label_table(summary: Summary) -> Table:

@@ -223,8 +223,6 @@ def _load(summary: Summary, drawn: Charts | None) -> Section | None:
     """Return utilization, memory, temperature and power over time."""
     if drawn is None or "timeline" not in drawn.places:
         return None
-    if not any(metric in drawn.places for metric in CHARTED):
-        return Section("load", "Load", paragraph("There are no readings: this job has no telemetry."))
     charts = ""
     for metric in CHARTED:
         name = tables.SPOKEN[metric][0].capitalize()

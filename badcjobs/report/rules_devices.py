@@ -197,7 +197,6 @@ class _Peer(NamedTuple):
     working_s: float
     rate: float  # audio per working time
     chunk_p50_s: float
-    held_back: set[str]  # why its clock was reduced
 
 
 def _peer_groups(tasks: Iterable[TaskFacts], devices: Iterable[DeviceFacts]) -> Iterator[list[_Peer]]:
@@ -228,7 +227,6 @@ def _peer(rows: list[DeviceFacts]) -> _Peer | None:
         working_s=working_s,
         rate=audio_s / working_s,
         chunk_p50_s=median(row.work.chunk_p50_s or 0.0 for row in rows),
-        held_back={reason.replace("_", " ") for row in rows for reason in row.held_back},
     )
 
 
@@ -241,7 +239,6 @@ def _peer(rows: list[DeviceFacts]) -> _Peer | None:
         evidence=(
             "slowest: {worst.label}, {worst.rate:one} × real time",
             "median of {peers:count device} of the same model: {median:one} × real time",
-            "reason for its reduced clock: {held_back:?}",
             "{spread}",
         ),
         fix="If this happens again, exclude the node and report it to the site. Look for heat, a busy disk, or other"
@@ -265,7 +262,6 @@ def _slow(facts: JobFacts, summary: Summary) -> Cases:
             "peers": len(peers),
             "percent": worst.rate / middle * 100,
             "worst": worst,
-            "held_back": ", ".join(sorted(worst.held_back)),
             "median": middle,
             "cost_s": sum(peer.working_s * (1 - peer.rate / middle) for peer in slow),
             "subjects": [peer.label for peer in slow],

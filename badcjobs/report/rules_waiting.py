@@ -118,7 +118,7 @@ _UNKNOWN = (
         "waiting for cores: {of_idle}",
         _CPU,
         fix="Request more cores per GPU, or fewer or smaller GPUs.",
-        lines=("#SBATCH --cpus-per-task={cores}", "#SBATCH --gpus-per-node={gpus}"),
+        lines=("#SBATCH --cpus-per-task={cores}",),
         wants=("+cores",),
     ),
     _cause(
@@ -290,11 +290,7 @@ def _cause_of_idle_work(group: _Group, facts: JobFacts) -> str:
         return "low_busy"
     if task.cpus and cpu >= _ALL_CORES * task.cpus:
         return "cpu_bound"
-    # The share of the time after start-up in which devices had a chunk.
-    working_s = sum(device.state_s.get("working", 0.0) for device in group.devices)
-    begun_s = sum(after_start_up(device).total_s for device in group.devices)
-    at_work = max(0.05, working_s / begun_s) if begun_s > 0 else 1.0
-    if cpu / (task.workers * at_work) < _AT_WORK:
+    if cpu / task.workers < _AT_WORK:
         return "waiting_for_audio"
     if _reasons(facts, _NO_CORES):
         return "cpu_bound"
@@ -324,21 +320,14 @@ def _start_up_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts]
 
 
 def _request_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts]) -> Figures:
-    """Return how busy the cores were, and how many cores or GPUs to request where the GPUs wait for cores."""
+    """Return how busy the cores were, and how many to request where the GPUs wait for them."""
     granted = max(task.cpus or 0 for task in tasks)
-    gpus = max(task.devices or 0 for task in tasks)
-    figures = {
+    short_by = 0.9 / max(busy_share(devices) or 0.0, 0.01)
+    return {
         "used_cores": middle(task.cpu_mean_cores for task in tasks),
         "cores_granted": middle(task.cpus or None for task in tasks),
-        "cores": None,
-        "gpus": None,
+        "cores": math.ceil(granted * min(2.0, short_by)) or None,
     }
-    short_by = 0.9 / max(busy_share(devices) or 0.0, 0.01)
-    if gpus > 1 and short_by >= 2:  # no node has so many cores: fewer GPUs get more cores each
-        figures["gpus"] = max(1, round(gpus / short_by))
-    elif granted:
-        figures["cores"] = math.ceil(granted * min(2.0, short_by))
-    return figures
 
 
 def _worker_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> Figures:

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from badcjobs.model import CutShort, Queue, not_none
+from badcjobs.model import CutShort, Queue
 from badcjobs.model.decisions import Code
 from badcjobs.report.progress import OUTDATED, SILENT, Outlook, estimate_rest, mark_lost_work, state_of
 from badcjobs.store.accounting import StateTime
@@ -197,8 +197,8 @@ class Summary:
     @property
     def energy_wh(self) -> float | None:
         """The energy of all devices that report it."""
-        energy_j = sum_known(device.energy_j for device in self.devices)
-        return energy_j and energy_j / 3600
+        energy_j = sum(device.energy_j or 0.0 for device in self.metered)
+        return energy_j / 3600 if self.metered else None
 
     @property
     def energy_measured_percent(self) -> float | None:
@@ -299,12 +299,6 @@ def chunk_name(recording_id: str, chunk_id: str) -> str:
 def ratio(over: float, under: float) -> float | None:
     """Return a ratio; None if the divisor is 0."""
     return over / under if under > 0 else None
-
-
-def sum_known(values: Iterable[float | None]) -> float | None:
-    """Return the sum of the values that are known; None: there is none."""
-    known_values = not_none(values)
-    return sum(known_values) if known_values else None
 
 
 # --- all devices together ---------------------------------------------------------------------------------------------

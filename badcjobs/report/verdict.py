@@ -7,6 +7,7 @@ summary (``verdict_of``); the live views from what they know while tasks run.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import ceil, floor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,12 +103,11 @@ def judge(done: int, failed: int, left: int, *, running: bool, elsewhere: int = 
 def bar(done: int, failed: int, left: int, width: int) -> tuple[int, int, int]:
     """Return how many of ``width`` cells each of them has; a few failed chunks have one, too."""
     total = max(1, done + failed + left)
-    failed_cells = min(width, max(failed > 0, round(width * failed / total)))
-    rest = width - failed_cells
-    if not left and done:
-        return rest, failed_cells, 0
-    done_cells = min(rest, round(width * done / total))
-    return done_cells, failed_cells, rest - done_cells if left else 0
+    failed_cells = ceil(width * failed / total)
+    done_cells = floor(width * done / total)
+    if not left:
+        done_cells = width - failed_cells
+    return done_cells, failed_cells, width - failed_cells - done_cells
 
 
 def verdict_of(summary: Summary) -> Verdict:
