@@ -266,7 +266,7 @@ def metrics_text() -> str:
     """Return every Prometheus metric: a row each, with its meaning, its unit and its own labels."""
     from itertools import groupby
 
-    from badcjobs.report.prometheus import BOTH, METRICS
+    from badcjobs.report.prometheus import METRICS
 
     width = max(len(metric.name) for metric in METRICS)
     lines = []
@@ -274,7 +274,7 @@ def metrics_text() -> str:
         lines += ["", f"Labels: {', '.join(labels)}", ""]
         for metric in metrics:
             notes = [metric.unit, *(f"by {label}" for label in metric.by)]
-            if metric.where != BOTH:
+            if metric.where:
                 notes.append(f"only in {metric.where}")
             lines.append(f"    {metric.name:<{width}}  {metric.help} ({', '.join(notes)})")
     return "\n".join(lines).strip()

@@ -95,6 +95,8 @@ def _with_commands(proof: Completeness, facts: JobFacts, run: RunFolder, frozen:
         finish = find_finish(frozen, run.path, facts.last_settings, trace, indices)
     return replace(
         proof,
+        # Rows of missing tasks are told by the array index.
+        not_listed_examples=() if absent else proof.not_listed_examples,
         missing_indices=missing,
         unmerged_indices=unmerged,
         finish=finish.lines,
@@ -201,8 +203,7 @@ def _compare(database: Path, facts: JobFacts, sources: Sequence[Sources], progre
             not_listed=states[NOT_LISTED],
             left_out=left_out,
             strangers=sum(facts.chunks.values()) - (sum(states.values()) - states[NOT_LISTED]),
-            # Those of missing tasks are told by the array index.
-            not_listed_examples=_only_in(db, "main.row", "job.chunk") if unlisted.difference(missing) else (),
+            not_listed_examples=_only_in(db, "main.row", "job.chunk"),
             strangers_examples=_only_in(db, "job.chunk", "main.row"),
         )
 

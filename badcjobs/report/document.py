@@ -8,6 +8,7 @@ from dataclasses import asdict, fields, is_dataclass
 from typing import Any
 
 from badcjobs.model import load_word
+from badcjobs.report.progress import SILENT
 from badcjobs.report.summary import Summary
 from badcjobs.report.verdict import verdict_of
 from badcjobs.store.read_model import DeviceFacts, TaskFacts
@@ -149,6 +150,9 @@ def document_of(summary: Summary, *, streamed: bool = False) -> dict[str, Any]:
     made: dict[str, Any] = {
         "version": SUMMARY_VERSION,
         "overview": verdict_of(summary).to_dict(),
+        "tasks_missing": summary.completeness.missing_indices,
+        "tasks_silent": tuple(task.name for task in summary.facts.tasks if task.state == SILENT),
+        "energy_devices": len(summary.metered),
         "completeness": {**asdict(summary.completeness), "complete": summary.completeness.complete},
         "task_list": tasks if streamed else list(tasks),
         "devices": devices if streamed else list(devices),

@@ -217,18 +217,13 @@ def _find_mistakes(order: ExportOrder, database: Path) -> Iterator[str]:
 def _need_folder(order: ExportOrder) -> None:
     """Refuse one file for an export of several."""
     output = order.output
-    if output is None:
-        target = "to stdout"
-        folder = "FOLDER"
-    elif output.is_dir() or not (output.exists() or output.suffix.lower() in ENDINGS):
+    if output is not None and (output.is_dir() or not (output.exists() or output.suffix.lower() in ENDINGS)):
         return
-    else:
-        target = f"one file ({output})"
-        folder = shell_line(Path(f"{output}-files"))
     why = "--out must be a folder"
     if order.by_study_area:
         why += f"; {ALL}.{order.form} in it has all detections in one file"
-    raise BadInput(f"this writes several files, not {target}", why=why, fix=f"--out {folder}")
+    folder = shell_line(Path(f"{output or 'export'}-files"))
+    raise BadInput("this writes several files", why=why, fix=f"--out {folder}")
 
 
 def _need_empty(order: ExportOrder) -> None:

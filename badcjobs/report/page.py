@@ -17,14 +17,13 @@ from badcjobs.model import CHARTED, ChartData, not_none
 from badcjobs.report import job_tables as tables
 from badcjobs.report.summary import STATE_WORDS, Finding, Summary, count_devices
 from badcjobs.report.tables import table_html
-from badcjobs.report.verdict import MOST_FINDINGS, Verdict, bar, headlines, no_findings_words, verdict_of
+from badcjobs.report.verdict import MOST_FINDINGS, Verdict, headlines, no_findings_words, verdict_of
 from badcjobs.version import __version__
 from badcjobs.words import count, duration, escape, period, share_words
 
 if TYPE_CHECKING:
     from badcjobs.report.charts import Charts
 
-_BAR = 200  # steps
 _MANY_ROWS = 24
 _ROWS = (
     '<label>One row per <select id="by"><option value="rows">device and array task</option>'
@@ -126,7 +125,7 @@ def _bar(verdict: Verdict) -> str:
     """Return done, failed and left as a bar; failed is hatched, left is empty, and each has its name."""
     if not verdict.counts:
         return ""
-    parts = zip(("done", "failed", "left"), bar(*verdict.chunks, _BAR), strict=True)
+    parts = zip(("done", "failed", "left"), verdict.chunks, strict=True)
     spans = "".join(f'<span class="{name}" style="flex-grow:{many}"></span>' for name, many in parts if many)
     return f'<div class="progress" role="img" aria-label="{escape(verdict.counts)}">{spans}</div>'
 

@@ -18,7 +18,6 @@ from badcjobs.report.rules import SEVERITIES
 from badcjobs.report.summary import Summary
 from badcjobs.version import __version__
 
-BOTH = "both"
 TEXTFILE = "textfile"
 SERVED = "/metrics"
 # What a metric describes, which decides its first labels. ``device`` is the index (or the token, if it has none),
@@ -45,8 +44,8 @@ class Metric(NamedTuple):
 
     @property
     def where(self) -> str:
-        """In the file, in /metrics, or in both."""
-        return {REPORT: TEXTFILE, HOST: SERVED}.get(self.of, BOTH)
+        """Where it is: only in the file, only in /metrics, or (empty) in both."""
+        return {REPORT: TEXTFILE, HOST: SERVED}.get(self.of, "")
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -196,7 +195,7 @@ METRICS = (
         "badcjobs_tasks_missing",
         "array tasks",
         "array tasks that left no database, or have not started yet",
-        lambda s: len(s.tasks_missing),
+        lambda s: len(s.completeness.missing_indices),
     ),
     _report(
         "badcjobs_tasks_outdated",

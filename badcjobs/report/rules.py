@@ -73,12 +73,14 @@ def known_texts(templates: Iterable[str], figures: Figures) -> Iterator[str]:
 
 
 def _is_known(name: str, form: str, figures: Figures) -> bool:
-    if figures[name.partition(".")[0]] is None:
-        return False
-    if not form.endswith("?"):
-        return True
-    value, _ = Formatter().get_field(name, (), figures)
-    return bool(value)
+    """Say whether a figure, which may be an attribute of another one, is known; with '?' also that it is not 0."""
+    first, *attributes = name.split(".")
+    value = figures[first]
+    for attribute in attributes:
+        if value is None:
+            return False
+        value = getattr(value, attribute)
+    return bool(value) if form.endswith("?") else value is not None
 
 
 class _Words(Formatter):

@@ -379,10 +379,9 @@ def make_bill(facts: JobFacts, billing: Billing | None) -> Bill | None:
     if (billing.memory_gb and no_memory) or (billing.cpu and no_cores):
         return None
 
-    used = without_unused(facts).tasks
-    largest = max(used, key=lambda task: (task.audio_s > 0, task.devices or 0, task.workers or 0))
-    gpus = largest.devices or 0
-    workers = largest.workers or largest.cpus or 0
+    used = [task for task in without_unused(facts).tasks if task.audio_s > 0]
+    gpus = max((task.devices or 0 for task in used), default=0)
+    workers = max((task.workers or task.cpus or 0 for task in used), default=0)
     busy_cores = max(task.cpu_mean_cores or 0.0 for task in tasks)
     cpus = round(max(LEAST_CPUS, workers, busy_cores))  # as a plan with so many workers
     peak = max(task.memory_peak_bytes or 0 for task in tasks)

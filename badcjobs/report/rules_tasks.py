@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def _missing(facts: JobFacts, summary: Summary) -> Cases:
     if queued or summary.tasks_by_verdict.get(RUNNING) or facts.merged.closed:
         return  # the missing ones may still be in the queue, or in a folder that cannot be read
     damaged = not_none(TaskKey.parse(Path(path).stem) for path in facts.lossy_paths)
-    missing = sorted({*summary.tasks_missing} - {key.array_index for key in damaged})
+    missing = sorted({*summary.completeness.missing_indices} - {key.array_index for key in damaged})
     if missing:
         notes = dict.fromkeys(summary.completeness.missing_notes)  # by an emulation
         yield {"missing": len(missing), "which": tuple(missing), "notes": [*notes][:_LISTED]}
@@ -79,14 +79,10 @@ def _unended(tasks: Sequence[TaskFacts], facts: JobFacts, summary: Summary) -> F
 
 def _followed(tasks: Sequence[TaskFacts], facts: JobFacts) -> bool:
     """Say whether another attempt has started on the same part of the source since, or on all of it."""
-    starts_ms: dict[int, int] = defaultdict(int)
-    all_of_it_ms = 0
-    for task in facts.tasks:
-        starts_ms[task.array_index] = max(starts_ms[task.array_index], task.started_at_ms)
-        if task.shard_count == 1:
-            all_of_it_ms = max(all_of_it_ms, task.started_at_ms)
+    starts_ms = grouped((task.array_index, task.started_at_ms) for task in facts.tasks)
+    all_of_it_ms = max((task.started_at_ms for task in facts.tasks if task.shard_count == 1), default=0)
     for task in tasks:
-        if task.pending or max(starts_ms[task.array_index], all_of_it_ms) <= task.last_sign_ms:
+        if task.pending or max(*starts_ms[task.array_index], all_of_it_ms) <= task.last_sign_ms:
             return False
     return True
 

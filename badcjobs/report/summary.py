@@ -93,16 +93,6 @@ class Summary:
         return sum(not task.telemetry for task in self.facts.tasks)
 
     @property
-    def tasks_silent(self) -> tuple[str, ...]:
-        """The names of the tasks that have not ended and no longer update their database."""
-        return tuple(task.name for task in self.facts.tasks if task.state == SILENT)
-
-    @property
-    def tasks_missing(self) -> tuple[int, ...]:
-        """The array tasks that left no database."""
-        return self.completeness.missing_indices
-
-    @property
     def devices(self) -> tuple[DeviceFacts, ...]:
         """The devices of all tasks."""
         return self.facts.devices
@@ -190,11 +180,6 @@ class Summary:
         return [device for device in self.devices if device.energy_j is not None]
 
     @property
-    def energy_devices(self) -> int:
-        """How many devices these are."""
-        return len(self.metered)
-
-    @property
     def energy_wh(self) -> float | None:
         """The energy of all devices that report it."""
         energy_j = sum(device.energy_j or 0.0 for device in self.metered)
@@ -215,7 +200,7 @@ class Summary:
         if self.energy_wh is None:
             return None
         audio_s = sum(device.work.audio_s for device in self.metered)
-        if self.energy_devices == len(self.devices):
+        if len(self.metered) == len(self.devices):
             audio_s = self.facts.audio_done_s - self.facts.cpu_audio_s
         return ratio(3600 * self.energy_wh, audio_s)  # J per s is kWh per 1,000 h
 
@@ -320,30 +305,28 @@ _ROUNDING_S = 1.0
 def add_up_states(devices: Sequence[DeviceFacts], gpu_s: float) -> dict[str, StateSummary]:
     """Return the states of all devices together; time that is missing in all states is in the state unknown."""
     totals: dict[str, StateTime] = defaultdict(StateTime)
-    joules: dict[str, float] = defaultdict(float)
     for device in devices:
         for state, time in device.states.items():
-            totals[state] = totals[state].plus(time)
+            totals[state] = totals[state].plus(replace(time, energy_j=None))
         for state, energy_j in device.state_energy_j.items():
-            joules[state] += energy_j
+            totals[state] = totals[state].plus(StateTime(energy_j=energy_j))
     missing_s = gpu_s - sum(time.total_s for time in totals.values())
     if missing_s > _ROUNDING_S:
         totals[UNKNOWN_STATE] = totals[UNKNOWN_STATE].plus(StateTime(missing_s))
 
     total_s = sum(time.total_s for time in totals.values())
-    total_j = sum(joules.values())
+    total_j = sum(time.energy_j or 0.0 for time in totals.values())
     summaries = {}
     for state in STATE_WORDS:
         time = totals[state]
-        state_j = joules.get(state)
-        if not time.total_s and state_j is None:
+        if not time.total_s and time.energy_j is None:
             continue
         summaries[state] = StateSummary(
             gpu_hours=time.total_s / 3600,
             share_percent=ratio(100 * time.total_s, total_s),
             busy_hours=time.busy_s and time.busy_s / 3600,
-            energy_wh=state_j and state_j / 3600,
-            energy_share_percent=state_j and ratio(100 * state_j, total_j),
+            energy_wh=time.energy_j and time.energy_j / 3600,
+            energy_share_percent=time.energy_j and ratio(100 * time.energy_j, total_j),
             measured_percent=ratio(100 * min(time.measured_s, time.total_s), time.total_s),
         )
     return summaries

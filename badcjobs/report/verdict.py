@@ -30,7 +30,7 @@ _COST = (
     " in {s.wall_s:duration}",
     ", energy {s.energy_wh:energy?}",
     ", measured for {measured:percent} of the GPU time",
-    ", {units:one?} billed units",
+    ", {s.bill.units:one?} billed units",
     "; GPUs busy {busy:percent} of the time ({load})",
 )
 _RESULT = (
@@ -175,7 +175,6 @@ def _figures(summary: Summary) -> Figures:
         "s": summary,
         "measured": measured,
         "gpu_time": gpu_time(summary.gpu_hours * 3600),
-        "units": summary.bill and summary.bill.units,
         "busy": busy_percent,
         "load": load_word(busy_percent),  # None: the line leaves both out
     }
@@ -244,11 +243,11 @@ _LABELS = 5  # the most frequent ones
 HEADLINES = {
     "tasks": (
         "{s.tasks:whole} ({verdicts})",
-        "; no database from array index {s.tasks_missing:indices?}",
+        "; no database from array index {s.completeness.missing_indices:indices?}",
         " (see {log})",
     ),
     "merged": ("{news:?}",),
-    "submit": ("{cut_short.what}",),
+    "submit": ("{s.cut_short.what}",),
     "chunks": (
         "{s.facts.tries:count try tries?}",
         "; {s.facts.conflicts:whole?} done more than once, the last result counts",
@@ -258,28 +257,28 @@ HEADLINES = {
     ),
     "source": (
         "not compared: {why_unknown}",
-        "{rows:count row}",
-        "; {not_listed:whole?} in no task",
-        "; {strangers:count row?} in the job but not in the source",
+        "{s.completeness.expected:count row}",
+        "; {s.completeness.not_listed:whole?} in no task",
+        "; {s.completeness.strangers:count row?} in the job but not in the source",
     ),
     "recordings": ("{names:?}",),
     "places": ("{places}",),
     "left out": ("{left_out:?}",),
     "GPU use": ("{use:list?}",),
     "left": (
-        "about {rest.audio_hours:one?} audio-hours",
-        " and {rest.gpu_hours:one?} GPU-hours",
-        "; about {rest.wall_s:duration?} of running time",
-        "; expected end: about {rest.end_at_ms:moment?}",
+        "about {s.outlook.audio_hours:one?} audio-hours",
+        " and {s.outlook.gpu_hours:one?} GPU-hours",
+        "; about {s.outlook.wall_s:duration?} of running time",
+        "; expected end: about {s.outlook.end_at_ms:moment?}",
     ),
     "energy": (
         "{s.kwh_per_1000_audio_hours:two?} kWh per 1,000 audio-hours",
         " ({joules:round} J per audio-hour)",
     ),
     "bill": (
-        "{bill.units_per_1000_audio_hours:one?} units per 1,000 audio-hours",
-        "; with --gpus-per-node={bill.advised_gpus} --cpus-per-task={bill.advised_cpus}"
-        " --mem={bill.advised_mem_gb}G it would have been {bill.advised_units_per_1000_audio_hours:one?}",
+        "{s.bill.units_per_1000_audio_hours:one?} units per 1,000 audio-hours",
+        "; with --gpus-per-node={s.bill.advised_gpus} --cpus-per-task={s.bill.advised_cpus}"
+        " --mem={s.bill.advised_mem_gb}G it would have been {s.bill.advised_units_per_1000_audio_hours:one?}",
     ),
     "per chunk": (
         "{cost.gpu_s_mean:two} GPU-seconds (p50 {cost.gpu_s_p50:two}, p95 {cost.gpu_s_p95:two},"
@@ -300,11 +299,10 @@ def headlines(summary: Summary) -> list[tuple[str, str]]:
     figures = {
         "s": summary,
         "news": news_words(summary.merged),
-        "cut_short": summary.cut_short,
         "left_out": left_out_words(summary.left_out),
+        "cost": summary.facts.cost,
         "labels": tuple(f"{label} {many:,}" for label, _, many in summary.facts.labels[:_LABELS]),
         "more_labels": len(summary.facts.labels[_LABELS:]),
-        "rest": summary.outlook,
         "verdicts": ", ".join(f"{many:,} {verdict}" for verdict, many in sorted(summary.tasks_by_verdict.items())),
         "log": next(iter(summary.completeness.missing_logs), None),
         **_source_figures(summary),
@@ -316,13 +314,9 @@ def headlines(summary: Summary) -> list[tuple[str, str]]:
 
 def _source_figures(summary: Summary) -> Figures:
     """Return how much of the source is done, and what the paths of its recordings lack."""
-    proof = summary.completeness
     places = summary.facts.places
     return {
-        "why_unknown": proof.why_unknown if summary.chunks else None,  # a recording has no source
-        "rows": proof.expected,
-        "not_listed": proof.not_listed,
-        "strangers": proof.strangers,
+        "why_unknown": summary.completeness.why_unknown if summary.chunks else None,  # a recording has no source
         "names": "; ".join(_name_gaps(summary.facts.recording_names)),
         "places": places and place_words(places),
     }
@@ -344,15 +338,12 @@ def _name_gaps(gaps: NameGaps | None) -> Iterator[str]:
 
 def _device_figures(summary: Summary) -> Figures:
     """Return what the devices did and used."""
-    cost = summary.facts.cost
     kwh = summary.kwh_per_1000_audio_hours
     states = summary.states if any(task.engine for task in summary.facts.tasks) else {}
     shares = {STATE_WORDS[state]: time.share_percent or 0.0 for state, time in states.items()}
     return {
         "use": tuple(f"{state} {share_words(share)}" for state, share in shares.items() if share >= 0.5),
         "joules": kwh and kwh * 3600,
-        "bill": summary.bill,
-        "cost": cost if cost.tries else None,
         "samples": sum(device.samples for device in summary.devices),
         "gaps": _gap_words(summary),
     }
