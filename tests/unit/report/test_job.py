@@ -21,7 +21,7 @@ from rooms.cli import files_text
 from rooms.model import ArrayOrder, ArrayShape, Place, RecordingName, Submitted
 from rooms.report import find_job_database, finish_job, summarize_database, write_whole
 from rooms.root import BadcjobsError, BadInput, DatabaseProblem, FrozenRun, RunSettings
-from rooms.store import Completeness, MergeOrder, Record, asked_of, merge, read_job, write_record
+from rooms.store import Completeness, MergeOrder, Record, TaskFacts, asked_of, merge, read_job, write_record
 from support.damage import garbage_page, page_with
 from support.facts import calls
 from support.filesystems import largest_file, powerless_folder
