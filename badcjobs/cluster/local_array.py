@@ -10,7 +10,7 @@ from pathlib import Path
 from badcjobs.cluster.local_devices import DevicePool
 from badcjobs.cluster.local_task import Attempt, LocalJob, TaskRow
 from badcjobs.cluster.local_watch import Watcher
-from badcjobs.cluster.scheduler import CANCELLED, COMPLETED, FAILED, REQUEUED, DoneChunks, made_progress
+from badcjobs.cluster.scheduler import CANCELLED, COMPLETED, FAILED, REQUEUED, count_done, made_progress
 from badcjobs.cluster.wait_for_job import Tell
 from badcjobs.errors import ExitCode
 from badcjobs.paths import RunFolder
@@ -68,7 +68,6 @@ class LocalArray:
         self._waiting_timer = Timer(self._clock, _TELL_S)
         self._chunk_timer = Timer(self._clock, _TELL_S)
         self._write_timer = Timer(self._clock, _WRITE_EVERY_S)
-        self._chunks = DoneChunks()
         self._chunk_line = "0 chunks done"  # the last one; this one says nothing
         self._stale = False
 
@@ -224,7 +223,7 @@ class LocalArray:
         """Tell how many chunks are done in the databases that the tasks have published, if that has changed."""
         if self.run_folder is None or not self._chunk_timer.is_due():
             return
-        done = self._chunks.count(self.run_folder.tasks.glob("[!.]*.sqlite"))
+        done = count_done(self.run_folder.tasks.glob("[!.]*.sqlite"))
         line = f"{count_of(done, 'chunk')} done"
         if self.job.settings.chunks:
             line = f"{done:,} of {count_of(self.job.settings.chunks, 'chunk')} done"

@@ -25,7 +25,6 @@ _SHORT = {
     "a": "array",
     "A": "account",
     "c": "cpus-per-task",
-    "C": "constraint",
     "d": "dependency",
     "D": "chdir",
     "e": "error",
@@ -34,10 +33,7 @@ _SHORT = {
     "n": "ntasks",
     "N": "nodes",
     "o": "output",
-    "p": "partition",
     "t": "time",
-    "w": "nodelist",
-    "x": "exclude",
 }
 
 # Options whose values are also keys of [submit].
@@ -50,7 +46,8 @@ OF_SUBMIT = {
     "gpus-per-node": "gpus_per_task",
 }
 
-_PART = re.compile(r"(?P<first>[0-9]+)(-(?P<last>[0-9]+)(:(?P<step>[0-9]+))?)?")
+_PART = re.compile(r"(?P<first>[0-9]+)(-(?P<last>[0-9]+)(:(?P<step>0*[1-9][0-9]*))?)?")
+_ABOVE_0 = re.compile(r"0*[1-9][0-9]*")
 _LARGEST = 4_000_001  # the largest possible MaxArraySize
 _UNLIMITED = ("unlimited", "infinite", "-1")
 _SIGNAL = re.compile(r"(?:(?P<who>B|R|BR|RB):)?(?:SIG)?(?P<name>[A-Z0-9]+)(?:@(?P<lead>[0-9]{1,5}))?")
@@ -138,21 +135,21 @@ class ArraySpec:
 
 def parse_array(text: str) -> ArraySpec:
     """Parse an array specification; a repeated index counts once, as in Slurm."""
+    wrong = ValueError(f"--array={text} is not an array; write 0-9, 1,3,7-9 or 10-100:10%4, up to {_LARGEST:,}")
     parts, percent, limit = text.strip().partition("%")
-    wrong = f"--array={text} is not an array"
-    if percent and not (limit.isascii() and limit.isdecimal() and int(limit)):
-        raise ValueError(f"{wrong}: after % there must be a number above 0, not {limit!r}")
+    if percent and not _ABOVE_0.fullmatch(limit):
+        raise wrong
     indices: set[int] = set()
     step = 1
     for part in parts.split(","):
         numbers = _PART.fullmatch(part.strip())
         if numbers is None:
-            raise ValueError(f"{wrong}: {part!r} is neither a number nor a range")
+            raise wrong
         first = int(numbers["first"])
         last = int(numbers["last"] or first)
         part_step = int(numbers["step"] or 1)
-        if last < first or part_step == 0 or last > _LARGEST:
-            raise ValueError(f"{wrong}: {part!r} is empty, has step 0, or has an index above {_LARGEST:,}")
+        if last < first or last > _LARGEST:
+            raise wrong
         part_indices = range(first, last + 1, part_step)
         indices.update(part_indices)
         if len(part_indices) > 1:
@@ -398,6 +395,6 @@ def parse_positive(given: Options, name: str) -> int | None:
     text = given.get(name)
     if text is None:
         return None
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+    if not _ABOVE_0.fullmatch(text):
         raise ValueError(f"--{name}={text} is not a number above 0")
     return int(text)

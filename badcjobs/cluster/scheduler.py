@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import sqlite3
 from collections.abc import Iterable, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from badcjobs.errors import ExitCode, NotHere
 from badcjobs.model import ArrayOrder, JobStates, Submitted, TaskKey
-from badcjobs.paths import FileVersion, RunFolder, shell_line, version_of
+from badcjobs.paths import FileVersion, RunFolder, file_version, shell_line
 from badcjobs.processes import last_lines
 from badcjobs.store.connect import open_sealed
 from badcjobs.words import count
@@ -130,26 +131,15 @@ def read_row(database: Path, question: str) -> tuple[Any, ...] | None:
         return None
 
 
-class DoneChunks:
-    """Counts the done chunks in published task databases; reads only those that have changed."""
+def count_done(databases: Iterable[Path]) -> int:
+    """Return how many chunks are done in published task databases; reads only those that have changed."""
+    return sum(_count_done(path, file_version(path)) for path in databases)
 
-    def __init__(self) -> None:
-        self._counts: dict[Path, tuple[FileVersion, int]] = {}
 
-    def count(self, databases: Iterable[Path]) -> int:
-        """Return how many chunks are done."""
-        for path in databases:
-            with suppress(OSError):  # it is being replaced; the next call counts it
-                self._read(path, version_of(path.stat()))
-        return sum(done for _, done in self._counts.values())
-
-    def _read(self, path: Path, version: FileVersion) -> None:
-        before = self._counts.get(path)
-        if before is not None and before[0] == version:
-            return
-        row = read_row(path, _DONE)
-        if row is not None:
-            self._counts[path] = version, row[0]
+@functools.lru_cache(maxsize=20_000)
+def _count_done(database: Path, version: FileVersion | None) -> int:
+    row = read_row(database, _DONE)
+    return 0 if row is None else int(row[0])
 
 
 def verdict_of(ends: Ends) -> str:

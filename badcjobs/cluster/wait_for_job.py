@@ -16,9 +16,9 @@ from pathlib import Path
 from badcjobs.cluster.scheduler import (
     COMPLETED,
     UNFINISHED,
-    DoneChunks,
     Ends,
     Scheduler,
+    count_done,
     has_ended,
     no_task_started,
     verdict_of,
@@ -44,7 +44,6 @@ def follow(scheduler: Scheduler, result: SubmitResult, clock: Clock, poll_s: flo
     # If the job does chunks of earlier jobs again, only its own databases count.
     pattern = f"{result.job.job_id}_*.sqlite" if result.plan.redo_all else "[!.]*.sqlite"
     tasks = RunFolder(result.plan.order.out).tasks
-    chunks = DoneChunks()
     last_states: dict[int, str] = {}
     exit_codes: dict[int, int] = {}
     before = None
@@ -53,7 +52,7 @@ def follow(scheduler: Scheduler, result: SubmitResult, clock: Clock, poll_s: flo
         if states != before:
             last_states.update(states.array)
             exit_codes.update(states.exit_codes)
-            done = min(chunks.count(tasks.glob(pattern)), result.plan.survey.chunks)
+            done = min(count_done(tasks.glob(pattern)), result.plan.survey.chunks)
             tell(progress_line(result.job, states, done, result.plan.survey.chunks))
         if has_ended(states):
             final = {index: state for index, state in last_states.items() if state not in UNFINISHED}
