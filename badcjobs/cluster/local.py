@@ -21,10 +21,9 @@ from badcjobs.cluster.local_devices import open_pool
 from badcjobs.cluster.local_task import LocalJob, LocalSettings, TaskRow
 from badcjobs.cluster.sbatch_options import batch_text
 from badcjobs.cluster.scheduler import (
-    COMPLETED,
     EXIT_CODES,
     Ends,
-    finished_all_chunks,
+    has_begun,
     has_ended,
     no_task_started,
     verdict_of,
@@ -138,7 +137,7 @@ class LocalMachine:
     def ends(self, job: Submitted, states: JobStates, run: RunFolder) -> Ends:
         """Return how each task ended."""
         for row in self.rows:
-            row.worked = row.state != COMPLETED and finished_all_chunks(run, job.job_id, row.index)
+            row.began = has_begun(run, job.job_id, row.index)
         return self.rows
 
     def cancel_line(self, job: Submitted) -> str:

@@ -135,7 +135,8 @@ class ArraySpec:
 
 def parse_array(text: str) -> ArraySpec:
     """Parse an array specification; a repeated index counts once, as in Slurm."""
-    wrong = ValueError(f"--array={text} is not an array; write 0-9, 1,3,7-9 or 10-100:10%4, up to {_LARGEST:,}")
+    forms = f"write 0-9, 1,3,7-9 or 10-100:10%4, with indices up to {_LARGEST:,}"
+    wrong = ValueError(f"--array={text} is not an array; {forms}")
     parts, percent, limit = text.strip().partition("%")
     if percent and not _ABOVE_0.fullmatch(limit):
         raise wrong

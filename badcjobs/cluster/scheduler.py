@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from badcjobs.errors import ExitCode, NotHere
-from badcjobs.model import ArrayOrder, JobStates, Submitted, TaskKey
+from badcjobs.model import ArrayOrder, JobStates, Submitted
 from badcjobs.paths import FileVersion, RunFolder, file_version, shell_line
 from badcjobs.processes import last_lines
 from badcjobs.store.connect import open_sealed
@@ -24,7 +24,6 @@ CANCELLED = "CANCELLED"
 TIMEOUT = "TIMEOUT"
 REQUEUED = "REQUEUED"
 EXIT_CODES = {"done": ExitCode.DONE, "failed": ExitCode.CHUNKS_FAILED, "stopped": ExitCode.RUN_ME_AGAIN}  # by verdict
-_UNDONE = "SELECT (SELECT verdict FROM task), count(*), sum(status NOT IN ('done', 'skipped')) FROM chunk"
 _SETTLED = "SELECT count(*) FROM chunk WHERE status IN ('done', 'failed', 'poison')"
 _DONE = "SELECT count(*) FROM chunk WHERE status = 'done'"
 _MOST_LINES = 10
@@ -45,7 +44,7 @@ class TaskOutcome:
     state: str | None  # of Slurm, else from the task's verdict; None: not known
     exit_code: int | None
     log: Path
-    worked: bool = False  # all its chunks were finished, however it ended
+    began: bool = False  # it has written a database
     note: str = ""  # why it could not be started, or more about its end
 
     @property
@@ -94,24 +93,9 @@ def has_ended(states: JobStates) -> bool:
 Ends = Sequence[TaskOutcome]
 
 
-def finished_all_chunks(run: RunFolder, job_id: str, index: int | None) -> bool:
-    """Say whether the databases of a task's last attempt show that all its chunks are finished."""
-    databases: dict[int, list[Path]] = {}  # by restart
-    for path in run.tasks.glob(f"{job_id}_{index or 0}.r*.sqlite"):
-        key = TaskKey.parse(path.stem)
-        if key is not None:
-            databases.setdefault(key.restart, []).append(path)
-    if not databases:
-        return False
-    return all(map(_is_finished, databases[max(databases)]))
-
-
-def _is_finished(database: Path) -> bool:
-    row = read_row(database, _UNDONE)
-    if row is None:
-        return False
-    verdict, chunks, undone = row
-    return verdict == "done" or bool(chunks and not undone)
+def has_begun(run: RunFolder, job_id: str, index: int | None) -> bool:
+    """Say whether a task has written a database."""
+    return any(run.tasks.glob(f"{job_id}_{index or 0}.r*.sqlite"))
 
 
 def made_progress(tasks: Path, attempt: str) -> bool | None:
@@ -143,8 +127,8 @@ def _count_done(database: Path, version: FileVersion | None) -> int:
 
 
 def verdict_of(ends: Ends) -> str:
-    """Return the verdict from the tasks alone; a task that finished all its chunks counts as done, however it ended."""
-    if all(end.well or end.worked for end in ends):
+    """Return the verdict on a run without chunks left, from the tasks alone: one that began counts as done."""
+    if all(end.well or end.began for end in ends):
         return "done"
     for end in ends:
         if end.state not in (COMPLETED, FAILED) or end.exit_code == ExitCode.RUN_ME_AGAIN:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from badcjobs.cluster.array_script import WORK, NewTask, merge_script, write_array
-from badcjobs.cluster.scheduler import COMPLETED, FAILED, POLL_S, UNFINISHED, TaskOutcome, finished_all_chunks
+from badcjobs.cluster.scheduler import COMPLETED, FAILED, POLL_S, UNFINISHED, TaskOutcome, has_begun
 from badcjobs.devices import slurm_programs
 from badcjobs.devices.slurm_programs import Answer
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
@@ -103,8 +103,7 @@ class Slurm:
             if state == FAILED and exit_code is None:  # it failed before it could write its own
                 exit_code = states.exit_codes.get(index)
             log_file = run.path / "logs" / f"{job.job_id}_{index}_0_log.out"
-            worked = state != COMPLETED and finished_all_chunks(run, job.job_id, index)
-            ends.append(TaskOutcome(index, state, exit_code, log_file, worked))
+            ends.append(TaskOutcome(index, state, exit_code, log_file, has_begun(run, job.job_id, index)))
         return tuple(ends)
 
     def cancel_line(self, job: Submitted) -> str:

@@ -154,16 +154,24 @@ def keys_of(text: str) -> tuple[Key, ...]:
     """Return the keys of a template, in its order."""
     keys = []
     for line in text.splitlines():
-        if option := _OPTION.fullmatch(line):
-            value = option["value"]
-            keys.append(Key(option["key"], value, required=not option["off"] and bool(_PLACEHOLDER.search(value))))
-        elif variable := _VARIABLE.fullmatch(line):
-            if line.startswith(_SETUP_BEFORE):
-                keys.append(Key("setup", "", several=True))
-            keys.append(Key(variable["name"].lower(), variable["value"], open=variable["name"] in _NEEDED))
-        elif line == _ARGS_BEGIN:
+        if line.startswith(_SETUP_BEFORE):
+            keys.append(Key("setup", "", several=True))
+        if line == _ARGS_BEGIN:
             keys.append(Key("args", "", several=True))
+        key = _key_in(line)
+        if key is not None:
+            keys.append(key)
     return tuple(keys)
+
+
+def _key_in(line: str) -> Key | None:
+    """Return the key whose value is in a line."""
+    if option := _OPTION.fullmatch(line):
+        value = option["value"]
+        return Key(option["key"], value, required=not option["off"] and bool(_PLACEHOLDER.search(value)))
+    if variable := _VARIABLE.fullmatch(line):
+        return Key(variable["name"].lower(), variable["value"], open=variable["name"] in _NEEDED)
+    return None
 
 
 def parse_settings(text: str, settings: Sequence[str], name: str, *, complete: bool) -> dict[str, list[str]]:
@@ -239,13 +247,12 @@ def fill(text: str, values: Values) -> str:
 
 def _fill_line(line: str, values: Values) -> str:
     """Return a line with the value of its key, if there is one."""
-    option = _OPTION.fullmatch(line)
-    if option and option["key"] in values:
-        return f"#SBATCH --{option['key']}={shlex.quote(values[option['key']][0])}"
-    variable = _VARIABLE.fullmatch(line)
-    if variable and variable["name"].lower() in values:
-        value = values[variable["name"].lower()][0]
-        # These characters are special to the shell inside double quotes and braces.
-        escaped = re.sub(r'[\\"$`}]', lambda letter: "\\" + letter[0], value).replace("'", '"\'"')
-        return f': "${{{variable["name"]}:={escaped}}}"'
-    return line
+    key = _key_in(line)
+    if key is None or key.name not in values:
+        return line
+    value = values[key.name][0]
+    if line.startswith("#"):
+        return f"#SBATCH --{key.name}={shlex.quote(value)}"
+    # These characters are special to the shell inside double quotes and braces.
+    escaped = re.sub(r'[\\"$`}]', lambda letter: "\\" + letter[0], value).replace("'", '"\'"')
+    return f': "${{{key.name.upper()}:={escaped}}}"'

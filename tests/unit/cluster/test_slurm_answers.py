@@ -147,7 +147,7 @@ def test_the_end_of_a_task_is_told_by_squeue_accounting_or_its_last_attempt(answ
         array = {int(key.removeprefix("t")): state for key, state in known.items()}
         found = SLURM.ends(job, JobStates(array, None, codes or {}), run)
         assert [one.log.name for one in found] == [f"4821_{index}_0_log.out" for index in range(4)]
-        return [(one.state, one.exit_code, one.worked) for one in found]
+        return [(one.state, one.exit_code, one.began) for one in found]
 
     unknown = (None, None, False)
     assert ends() == [unknown] * 4
@@ -159,9 +159,9 @@ def test_the_end_of_a_task_is_told_by_squeue_accounting_or_its_last_attempt(answ
     TaskFile(run.path, index=1, verdict="failed", states={"c1": "failed"}).write()
     TaskFile(run.path, index=2, job_id="4000", states={"c2": "done"}).write()
     merge(MergeOrder([run.path], run.job_database), SystemClock())
-    own = [("COMPLETED", 0, False), ("FAILED", 0, False), unknown, unknown]
+    own = [("COMPLETED", 0, True), ("FAILED", 0, True), unknown, unknown]
     assert ends() == own
-    assert ends(t0="TIMEOUT", t1="OUT_OF_MEMORY") == [("TIMEOUT", 0, True), ("OUT_OF_MEMORY", 0, False), *own[2:]]
+    assert ends(t0="TIMEOUT", t1="OUT_OF_MEMORY") == [("TIMEOUT", 0, True), ("OUT_OF_MEMORY", 0, True), *own[2:]]
     said = lines("Welcome", "4821_0|FAILED", "4821_2|CANCELLED by 1000", "4821_3|PENDING", "77_3|FAILED", "4821_3|")
     asked = answers(said, name="sacct")
     assert [state for state, *_ in ends(t0="TIMEOUT")] == ["TIMEOUT", "FAILED", "CANCELLED", None]
@@ -170,32 +170,24 @@ def test_the_end_of_a_task_is_told_by_squeue_accounting_or_its_last_attempt(answ
     assert asked.read_text().count("\n") == 1, "no one is asked what is known"
 
 
-def test_a_task_has_worked_when_its_last_attempt_has_left_nothing_undone(tmp_path):
+def test_an_attempt_has_made_progress_if_it_has_settled_a_chunk(tmp_path):
     run = RunFolder(tmp_path)
-    assert not cluster.finished_all_chunks(run, "4821", 0)
-    for index, restart, verdict, states, worked in (
-        (0, 0, "stopped", {"c0": "done", "c3": "pending"}, False),
-        (0, 1, "killed", {"c0": "skipped", "c3": "done"}, True),  # killed, but after its work
-        (0, 10, "stopped", {"c0": "pending"}, False),
-        (1, 0, "killed", {}, False),  # before it had read what there is to do
-        (2, 0, "done", {}, True),  # there was nothing to do for it
-    ):
-        TaskFile(tmp_path, index=index, restart=restart, verdict=verdict, states=states).write()
-        assert cluster.finished_all_chunks(run, "4821", index) == worked, (index, restart)
-        assert index or cluster.finished_all_chunks(run, "4821", None) == worked, "without an array"
+    for restart, states in ((0, {"c0": "done", "c3": "pending"}), (10, {"c0": "pending"})):
+        TaskFile(tmp_path, index=0, restart=restart, verdict="stopped", states=states).write()
     (run.tasks / "4821_3.r0.gpu1.sqlite").write_bytes(b"x" * 4096)
-    assert not cluster.finished_all_chunks(run, "4821", 3)
     known = [cluster.made_progress(run.tasks, f"4821_{name}") for name in ("0.r0", "0.r10", "3.r0", "9.r0")]
     assert known == [True, False, None, None]
+    begun = [cluster.has_begun(run, "4821", index) for index in (0, None, 1, 3)]
+    assert begun == [True, True, False, True], "without an array it is index 0"
 
 
-# state, exit code and whether it was after the work, of each task
+# state, exit code and whether it has begun, of each task
 ENDS = dict(line.split(": ") for line in (DATA / "task_ends.txt").read_text().splitlines())
 
 
 def end(text, index, log=Path("/nowhere/4821_0_0_log.out")):
-    state, code, worked = [*text.split(), "", ""][:3]
-    return cluster.TaskOutcome(index, state.strip("-") or None, int(code) if code else None, log, bool(worked))
+    state, code, began = [*text.split(), "", ""][:3]
+    return cluster.TaskOutcome(index, state.strip("-") or None, int(code) if code else None, log, bool(began))
 
 
 def test_the_verdict_the_headline_and_the_lines_follow_from_the_ends(tmp_path, pages):
