@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from badcjobs.cluster.scheduler import (
-    COMPLETED,
     UNFINISHED,
     Ends,
     Scheduler,
@@ -26,7 +25,7 @@ from badcjobs.cluster.scheduler import (
 from badcjobs.cluster.submit import Progress, SubmitResult
 from badcjobs.model import JobStates, Queue, Submitted
 from badcjobs.paths import RunFolder
-from badcjobs.report.job import finish_job, summarize_database
+from badcjobs.report.job import finish_job
 from badcjobs.report.summary import Summary
 from badcjobs.seams import Clock, Unanswered
 from badcjobs.store.merge import MergeOrder
@@ -77,20 +76,17 @@ def _ask_until_answered(scheduler: Scheduler, job: Submitted, clock: Clock, poll
 def evaluate_job(
     scheduler: Scheduler, result: SubmitResult, states: JobStates, clock: Clock, progress: Progress
 ) -> tuple[Summary, str, Ends]:
-    """Return the summary of the run, the verdict on this job and the ends of its tasks; merge if no merge job has."""
-
-    def nothing_queued(run: Path, job_ids: Iterable[str]) -> Queue:
-        return Queue()
-
+    """Return the summary of the run, the verdict on this job and the ends of its tasks; merge what is new."""
     folder = RunFolder(result.plan.order.out)
     if not any(folder.tasks.glob("*.sqlite")) and not folder.job_database.exists():
         ends = scheduler.ends(result.job, states, folder)
         raise no_task_started(result.job.job_id, ends, then="the same command with --again")
-    if states.merge == COMPLETED and folder.job_database.exists():
-        summary = summarize_database(folder.job_database, progress, clock.now_ms(), nothing_queued)
-    else:
-        order = MergeOrder([folder.path], folder.job_database)
-        summary = finish_job(order, clock, reading_source=progress, ask_queue=nothing_queued).summary
+
+    def nothing_queued(run: Path, job_ids: Iterable[str]) -> Queue:
+        return Queue()
+
+    order = MergeOrder([folder.path], folder.job_database)
+    summary = finish_job(order, clock, reading_source=progress, ask_queue=nothing_queued).summary
     ends = scheduler.ends(result.job, states, folder)
     # An earlier job may have done every chunk, although no task of this job started.
     verdict = verdict_of(ends) if summary.verdict == "done" else summary.verdict
