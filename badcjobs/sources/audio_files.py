@@ -64,6 +64,7 @@ def _of_flac(path: Path, flac: formats.FlacInfo) -> AudioHeader:
 def _of_wav(wav: formats.WavHeader) -> AudioHeader:
     rate_hz = wav.rate_hz or None
     channels = wav.channels or None
+    unfinished = wav.unfinished and wav.data_bytes > 0
     if wav.kind in formats.CONSTANT_FRAMES:
         if not (wav.rate_hz and wav.channels and wav.frame_bytes):
             why = f"its header says {wav.channels} channels, {wav.rate_hz} Hz, {wav.frame_bytes} bytes per frame"
@@ -74,31 +75,15 @@ def _of_wav(wav: formats.WavHeader) -> AudioHeader:
         there_s = wav.data_bytes / wav.bytes_per_s
         promised_s = there_s + wav.missing_bytes / wav.bytes_per_s
     else:
-        return AudioHeader(
-            None,
-            rate_hz,
-            channels,
-            unfinished=wav.unfinished and wav.data_bytes > 0,
-        )
+        return AudioHeader(None, rate_hz, channels, unfinished=unfinished)
 
     if promised_s - there_s > _SLACK_S:
+        fault = "" if there_s else BROKEN_AUDIO
         why = f"its header says {promised_s:g} s, the file has {there_s:g} s"
-        return AudioHeader(
-            promised_s,
-            rate_hz,
-            channels,
-            there_s,
-            fault="" if there_s else BROKEN_AUDIO,
-            why=why,
-        )
+        return AudioHeader(promised_s, rate_hz, channels, there_s, fault=fault, why=why)
     if there_s == 0:
         return AudioHeader(0.0, rate_hz, channels, fault=EMPTY_FILE, why=_NO_FRAMES)
-    return AudioHeader(
-        there_s,
-        rate_hz,
-        channels,
-        unfinished=wav.unfinished and wav.data_bytes > 0,
-    )
+    return AudioHeader(there_s, rate_hz, channels, unfinished=unfinished)
 
 
 # --- find files -------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from badcjobs.settings import RunSettings, absolute
 from badcjobs.sources.audio_files import AUDIO_FORMATS, ReadHeader, is_audio, read_header, search_folders
 from badcjobs.sources.badc_manifest import REQUIRED, Manifest
 from badcjobs.sources.folder import AudioList, audio_folder, audio_list, given_audio
-from badcjobs.sources.mistakes import Mistakes, Remarks, quoted, shown
+from badcjobs.sources.mistakes import Mistakes, Remarks, quoted
 from badcjobs.sources.tables import column_names, copy_command, read_list
 from badcjobs.sources.walk import WHOLE, Shard, Walk, do_nothing
 from badcjobs.words import count
@@ -214,23 +214,14 @@ def _open_listed(path: Path, root: Path | None, position: int | None) -> Sources
             )
         picked = [picked[position]]
 
-    mistakes = Mistakes([str(path)])
-    manifests = {}
-    for text in picked:
-        # Relative to the working directory, otherwise to the folder of the list; not to --root, which is for audio.
-        candidates = [Path(text), path.parent / text]
-        manifest = next((place for place in candidates if os.path.exists(place)), None)  # noqa: PTH110  (it may raise)
-        if manifest is None:
-            mistakes.add(line_of[text], f"no such manifest: {shown(text)}")
-        else:
-            manifests[line_of[text]] = manifest
-    mistakes.raise_any()
-
-    mistakes = Mistakes([str(manifest) for manifest in manifests.values()])
+    # Relative to the working directory, otherwise to the folder of the list; not to --root, which is for audio.
+    manifests = [Path(text) if os.path.exists(text) else path.parent / text for text in picked]  # noqa: PTH110  (it may raise)
+    mistakes = Mistakes([str(manifest) for manifest in manifests])
     parts = []
-    for mistakes.source, (line, manifest) in enumerate(manifests.items()):
+    for mistakes.source, manifest in enumerate(manifests):
         source = recognise(manifest, root, mistakes)
         if isinstance(source, Manifest):
+            line = line_of[picked[mistakes.source]]
             parts.append(replace(source, named_by=f" (line {line} of {path})"))
     mistakes.raise_any()
     return Sources(

@@ -224,87 +224,66 @@ def survey_again(sources: Sources, before: Surveyor) -> Iterator[PlannedRow] | N
 
 def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
     files = RowFiles(manifest.folders, walk)
-    plan = _ManifestPlan(manifest, files, walk)
+    path = base = ""  # of the current file; its rows follow each other
+    was_looked_at = False
     for row, look in look_ahead(manifest.rows(walk, files), files.look):
-        planned = plan.add(row, look)
-        if planned is not None:
+        is_new = look is not None  # otherwise it is the file of the row before, or was not looked at
+        if row.source_path != path or is_new:
+            path = row.source_path
+            was_looked_at = is_new
+            base = walk.base_of(path, manifest.folders, seen=was_looked_at)
+            if not was_looked_at:
+                walk.size.add(None)
+        planned = _plan_row(row, base, walk)
+        is_planned = True
+        if was_looked_at:
+            try:
+                planned = _with_audio(planned, row, look, files, walk)
+            except NoAudio as problem:
+                is_planned = walk.miss(path, problem, has_end=planned.end_ms is not None, is_new=is_new)
+                if walk.needs_audio or not is_planned:
+                    is_missing = problem.missing_at is not None
+                    walk.mistakes.add(row.line, str(problem), fix=problem.fix, missing=is_missing)
+        if is_planned:
             yield planned
 
 
-@dataclass
-class _ManifestPlan:
-    """Plans the rows of a manifest; the rows of one file follow each other."""
+def _plan_row(row: ManifestRow, base: str, walk: Surveyor) -> PlannedRow:
+    cut = row.cut
+    is_undecided = walk.cutting.rows is None and not cut
+    if is_undecided and not row.is_first and row.first[1] is not None:
+        cut = f"as {row.first[0]}-{row.first[1]}"
+    return PlannedRow(
+        row.recording_id,
+        row.chunk_id,
+        row.source_path,
+        base,
+        *row.times,
+        is_cut=cut == "yes",
+        cut=cut,
+        carried=[row.fields.get(name, "") for name in CARRIED],
+    )
 
-    manifest: Manifest
-    files: RowFiles
-    walk: Surveyor
-    _path: str = ""
-    _base: str = ""
-    _was_looked_at: bool = False  # the current file
 
-    def add(self, row: ManifestRow, look: Look | None) -> PlannedRow | None:
-        """Plan a row; None: it cannot be planned."""
-        start_ms, end_ms = row.times
-        cut = row.cut
-        is_undecided = self.walk.cutting.rows is None and not cut
-        if is_undecided and not row.is_first and row.first[1] is not None:
-            cut = f"as {row.first[0]}-{row.first[1]}"
-        if row.source_path != self._path or look is not None:
-            self._begin_file(row.source_path, look)
-        planned = PlannedRow(
-            row.recording_id,
-            row.chunk_id,
-            row.source_path,
-            self._base,
-            start_ms,
-            end_ms,
-            is_cut=cut == "yes",
-            cut=cut,
-            carried=[row.fields.get(name, "") for name in CARRIED],
-        )
-        if not self._was_looked_at:
-            return planned
-        try:
-            return self._with_audio(planned, row, look)
-        except NoAudio as problem:
-            is_planned = self.walk.miss(row.source_path, problem, has_end=end_ms is not None, is_new=look is not None)
-            if self.walk.needs_audio or not is_planned:
-                is_missing = problem.missing_at is not None
-                self.walk.mistakes.add(row.line, str(problem), fix=problem.fix, missing=is_missing)
-            return planned if is_planned else None
-
-    def _begin_file(self, path: str, look: Look | None) -> None:
-        self._path = path
-        self._was_looked_at = look is not None
-        self._base = self.walk.base_of(path, self.manifest.folders, seen=self._was_looked_at)
-        if look is None:
-            self.walk.size.add(None)
-
-    def _with_audio(
-        self,
-        planned: PlannedRow,
-        row: ManifestRow,
-        look: Look | None,
-    ) -> PlannedRow:
-        """Add what the row's file says; raise NoAudio."""
-        audio_path, fingerprint, end_ms, is_cut = self.files.resolve(
-            row.source_path, row.first, look, row.times, known_cut=row.cut == "yes"
-        )
-        header = self.files.header
-        cut = planned.cut
-        if is_cut and row.times[1] is None:
-            cut = "yes"
-        there_ms = None
-        if header.there_s is not None:
-            there_ms = round(header.there_s * 1000)
-            if not is_cut:
-                there_ms += planned.start_ms
-        if look is not None:  # otherwise it is the file of the row before
-            fingerprint = replace(fingerprint, header=header)
-            self.walk.measure(row.source_path, audio_path, row.recording_id, fingerprint)
-        return planned._replace(
-            end_ms=end_ms, is_cut=cut == "yes", cut=cut, there_ms=there_ms, fails=header.fault != ""
-        )
+def _with_audio(
+    planned: PlannedRow, row: ManifestRow, look: Look | None, files: RowFiles, walk: Surveyor
+) -> PlannedRow:
+    """Add what the row's file says; raise NoAudio."""
+    audio_path, fingerprint, end_ms, is_cut = files.resolve(
+        row.source_path, row.first, look, row.times, known_cut=row.cut == "yes"
+    )
+    header = files.header
+    cut = planned.cut
+    if is_cut and row.times[1] is None:
+        cut = "yes"
+    there_ms = None
+    if header.there_s is not None:
+        there_ms = round(header.there_s * 1000)
+        if not is_cut:
+            there_ms += planned.start_ms
+    if look is not None:
+        walk.measure(row.source_path, audio_path, row.recording_id, replace(fingerprint, header=header))
+    return planned._replace(end_ms=end_ms, is_cut=cut == "yes", cut=cut, there_ms=there_ms, fails=header.fault != "")
 
 
 def _files_of(part: AudioSource, walk: Surveyor) -> Iterator[PlannedRow]:

@@ -84,13 +84,12 @@ def look_ahead(
 ) -> Iterator[tuple[Item, Answer | None]]:
     """Yield each item, in order, with the answer to its question; None: it has no question.
 
-    ``asked`` is read ahead by a bounded number of items. If it fails, the items before the failure are yielded first.
+    ``asked`` is read ahead by a bounded number of items.
     ``look`` may be called by several threads; an error that it raises is raised at its item. ``while_waiting`` is
     called from time to time while no answer comes; an error that it raises ends everything immediately.
     """
     threads = _LookThreads(look, while_waiting)
-    failed: list[Exception] = []
-    items = _until_failure(asked, failed)
+    items = iter(asked)
     try:
         while window := list(islice(items, _WINDOW)):
             answers = threads.answer([question for _, question in window if question is not None])
@@ -98,15 +97,6 @@ def look_ahead(
                 yield item, None if question is None else next(answers)
     finally:
         threads.dismiss()
-    if failed:
-        raise failed[0]
-
-
-def _until_failure(items: Iterable[Item], failed: list[Exception]) -> Iterator[Item]:
-    try:
-        yield from items
-    except Exception as error:
-        failed.append(error)
 
 
 class _LookThreads:

@@ -40,7 +40,6 @@ log = logging.getLogger(__name__)
 
 _SIDECAR_TIMEOUT_S = 5.0
 _SNAPSHOT_TIMEOUT_S = 5.0
-_SHORT_TIMEOUT_S = 0.5  # for a recorder that did not answer the last time: its disk may be full
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +272,6 @@ class RecorderHalf:
     target: Path
     shared: bool
     recorder: Sidecar | None = None  # None: it was not started yet
-    _timeout_s: float = _SNAPSHOT_TIMEOUT_S
 
     @property
     def beside_target(self) -> Path:
@@ -285,8 +283,7 @@ class RecorderHalf:
         if self.recorder is None:
             return None
         if not self.recorder.over and (self.shared or self._is_removed):
-            has_answered = self.recorder.request_snapshot(self._snapshot, self._timeout_s)
-            self._timeout_s = _SNAPSHOT_TIMEOUT_S if has_answered else _SHORT_TIMEOUT_S
+            self.recorder.request_snapshot(self._snapshot, _SNAPSHOT_TIMEOUT_S)
         return self._at_hand(workplace)
 
     def uri_at_hand(self) -> str | None:
@@ -480,23 +477,12 @@ def _follow(
     end_s = math.inf
     if duration_s is not None:
         end_s = world.clock.monotonic_s() + duration_s
-    if command:
-        return _follow_command(command, end_s, world, mark, tick, stdout)
-    while not world.stop.requested and world.clock.monotonic_s() < end_s:  # both are a normal end
+    while not command:
+        if world.stop.requested or world.clock.monotonic_s() >= end_s:  # both are a normal end
+            return 0
         wait_s = min(_TICK_S, tick())
         world.clock.sleep(min(wait_s, max(0.0, end_s - world.clock.monotonic_s())))
-    return 0
 
-
-def _follow_command(
-    command: Sequence[str],
-    end_s: float,
-    world: World,
-    mark: str,
-    tick: Callable[[], float],
-    stdout: int | None,
-) -> int:
-    """Run the command and forward our signals to it."""
     try:
         child = subprocess.Popen(command, env={**world.environ, RECORDING_MARK: mark}, stdout=stdout)
     except OSError as error:

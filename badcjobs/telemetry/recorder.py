@@ -160,24 +160,17 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Unwritten:
-    """The readings that could not be written: seconds, reason, and since when (None: they can be written again)."""
+    """Why readings could not be written ("": all could), and since when (None: they can be written again)."""
 
-    lost_s: float = 0.0
     reason: str = ""
     since_ms: int | None = None
 
     @property
     def text(self) -> str | None:
         """The loss as text; None: nothing was lost."""
-        if self.lost_s == 0 and self.since_ms is None:
+        if not self.reason:
             return None
-        return f"{self.lost_s:.1f} s of readings could not be written: {self.reason}"
-
-    def until(self, at_ms: int) -> Unwritten:
-        """Return the loss at this time."""
-        if self.since_ms is None:
-            return self
-        return replace(self, lost_s=self.lost_s + max(0, at_ms - self.since_ms) / 1000)
+        return f"readings could not be written: {self.reason}"
 
     def gaps(self, to_ms: int) -> list[tuple[int, int, str]]:
         """Return the gap that is not in a file yet, as (from, to, reason)."""
@@ -219,7 +212,7 @@ class Recorder:
     trouble: Callable[[str], None] = lambda text: None
     effort: Effort = field(default_factory=Effort)
     _last_ms: int | None = None
-    _lost: Unwritten = field(default_factory=Unwritten)  # up to the last sample
+    unwritten: Unwritten = field(default_factory=Unwritten)
     _failed_books: set[str] = field(default_factory=set)
 
     def run(self, wait: Callable[[float], bool]) -> None:
@@ -253,23 +246,17 @@ class Recorder:
                 self._write(at_ms, last)
         except sqlite3.Error as error:
             self.sampler.gaps.restore()  # rolled back with the rest
-            if self._lost.since_ms is None:
+            if self.unwritten.since_ms is None:
                 log.warning("readings cannot be written: %s", error)
-                if not self._lost.reason:  # once: a nearly full disk fails often
+                if not self.unwritten.reason:  # once: a nearly full disk fails often
                     self.trouble(f"readings cannot be written: {error}; the telemetry has a gap")
                 since_ms = gap[0] if gap else self._last_ms or at_ms
-                self._lost = replace(self._lost, reason=str(error), since_ms=since_ms)
+                self.unwritten = Unwritten(str(error), since_ms)
             return
-        if self._lost.since_ms is not None:
-            self._lost = replace(self._lost.until(at_ms), since_ms=None)
+        self.unwritten = replace(self.unwritten, since_ms=None)
         self._last_ms = at_ms
         for book in self.books:
             book.written()
-
-    @property
-    def unwritten(self) -> Unwritten:
-        """The readings that could not be written so far."""
-        return self._lost.until(self.clock.now_ms())
 
     def _write(self, at_ms: int, last: bool) -> None:
         began_s = self.clock.monotonic_s()
@@ -294,8 +281,8 @@ class Recorder:
 
     def _gap_before(self, at_ms: int) -> tuple[int, str] | None:
         """Return start and reason of the gap before this sample; None: the last sample was on time."""
-        if self._lost.since_ms is not None:
-            return self._lost.since_ms, f"could not be written: {self._lost.reason}"
+        if self.unwritten.since_ms is not None:
+            return self.unwritten.since_ms, f"could not be written: {self.unwritten.reason}"
         if self._last_ms is None:
             return self._gap_at_start(at_ms)
         late_s = (at_ms - self._last_ms) / 1000

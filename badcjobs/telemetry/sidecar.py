@@ -41,7 +41,6 @@ class Sidecar:
     _work: str = protocol.WORK_NONE
     _was_restarted: bool = False
     _process: subprocess.Popen[bytes] | None = None
-    _log_before: int = 0  # bytes of the log that an earlier recorder has written
     _pipe: protocol.LinePipe | None = None
 
     def __post_init__(self) -> None:
@@ -78,16 +77,15 @@ class Sidecar:
             self._work = message
             self._send(message)
 
-    def request_snapshot(self, target: Path, timeout_s: float) -> bool:
-        """Have the recorder write ``target`` again; return whether it did in time. May be called by any thread."""
+    def request_snapshot(self, target: Path, timeout_s: float) -> None:
+        """Have the recorder write ``target`` again, and wait for it. May be called by any thread."""
         before = file_version(target)
         deadline_s = time.monotonic() + timeout_s
         self._send(f"{protocol.SNAPSHOT} {target}")
         while self._is_alive() and time.monotonic() < deadline_s:
             if file_version(target) != before:
-                return True
+                return
             time.sleep(_POLL_S)
-        return False
 
     def stop(self, timeout_s: float, *, last_copy: Path | None = None) -> None:
         """Request a last sample (and a last snapshot) and wait for it; a recorder without one has failed."""
@@ -127,7 +125,6 @@ class Sidecar:
         try:
             self.order.write(self._order_file)
             with self._log_file.open("ab") as errors:
-                self._log_before = errors.tell()
                 self._answers = {}
                 self._process = subprocess.Popen(
                     [*python, "-m", protocol.MODULE, *options, str(self._order_file)],
@@ -199,7 +196,7 @@ class Sidecar:
         """Return why the recorder exited: its exit code, and the last line of its log."""
         log_text = ""
         with suppress(OSError):  # our folder was removed
-            log_text = self._log_file.read_bytes()[self._log_before :].decode(errors="replace")
+            log_text = self._log_file.read_text(errors="replace")
         last_line = log_text.strip().rpartition("\n")[2]
         return f"the recorder exited with {self._process and self._process.returncode}: {last_line or 'no message'}"
 
