@@ -18,8 +18,8 @@ _BLOCK = 1 << 20
 
 
 _MAGIC = re.compile(
-    rb"RIFF|RF64|BW64|RIFX|riff|fLaC|OggS|ID3|FORM....AIF|caff|\.snd|#!AMR|wvPk|MAC |TTA|Creative Voice|....ftyp"
-    rb"|\x30\x26\xb2\x75|\x1a\x45\xdf\xa3|ADIF|\xff[\xe2-\xff]",  # also WMA, WebM; frames of MP3 and AAC
+    rb"\0*(?:RIFF|RF64|BW64|RIFX|riff|fLaC|OggS|ID3|FORM....AIF|caff|\.snd|#!AMR|wvPk|MAC |TTA|Creative Voice|....ftyp"
+    rb"|\x30\x26\xb2\x75|\x1a\x45\xdf\xa3|ADIF|\xff[\xe2-\xff])",  # also WMA, WebM; frames of MP3 and AAC
     re.DOTALL,
 )
 
@@ -126,7 +126,7 @@ def _find_data(file: BinaryIO) -> tuple[bytes, int, int]:
 
 def begins_like_audio(start: bytes) -> bool:
     """Return whether a file may be audio, by its first bytes; some programs write zeros before MP3 frames."""
-    return _MAGIC.match(start) is not None or _MAGIC.match(start.lstrip(b"\0")) is not None
+    return _MAGIC.match(start) is not None
 
 
 def is_for_ffmpeg(start: bytes) -> bool:
@@ -203,6 +203,7 @@ def copy_frames(
 
 # --- FLAC: only the header is read; soundfile decodes the audio -------------------------------------------------------
 
+_MOST_TAGS = 1 << 16  # bytes that some programs put before the stream
 _MOST_FRAMES = 0xF_FFFF_FFFF
 
 
@@ -219,7 +220,6 @@ class FlacInfo(NamedTuple):
 def read_flac_info(file: BinaryIO) -> FlacInfo | None:
     """Read the start of a file; None: it is not FLAC."""
     file.seek(0)
-    file.seek(_id3_bytes(file.read(10)))
     try:
         magic, kind, packed = struct.unpack(">4sB13xQ", file.read(26))
     except struct.error:
@@ -247,16 +247,7 @@ def _has_frames(file: BinaryIO) -> bool:
 def start_with_length(file: BinaryIO, frames: int) -> bytes:
     """Return the first bytes of a FLAC file with the length added to its header."""
     file.seek(0)
-    to_length = _id3_bytes(file.read(10)) + 18
-    file.seek(0)
-    start = file.read(to_length + 8)
-    (packed,) = struct.unpack(">Q", start[to_length:])
+    start = file.read(_MOST_TAGS)
+    to_length = start.index(b"fLaC") + 18
+    (packed,) = struct.unpack(">Q", start[to_length : to_length + 8])
     return start[:to_length] + struct.pack(">Q", packed & ~_MOST_FRAMES | frames & _MOST_FRAMES)
-
-
-def _id3_bytes(start: bytes) -> int:
-    """Return the length of the ID3 tags that some programs put before the stream."""
-    if len(start) < 10 or start[:3] != b"ID3":
-        return 0
-    a, b, c, d = start[6:10]  # seven bits each
-    return 10 + (a << 21 | b << 14 | c << 7 | d)

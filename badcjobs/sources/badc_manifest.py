@@ -260,11 +260,10 @@ class Manifest:
 
     def _add_missing(self, row: ManifestRow, problem: NoAudio, walk: Walk) -> Iterator[Chunk]:
         chunk = Chunk(row.recording_id, row.chunk_id, row.source_path, "", *row.times)
-        fix = None
         if problem.not_found:
-            fix = f"badcjobs run {shell_line(self.name)} --root DIR …"
-            fix += "   (DIR: the folder that its source_paths are relative to)"
-        yield from walk.add_missing(row.line, str(problem), problem, chunk, fix)
+            problem.fix = f"badcjobs run {shell_line(self.name)} --root DIR …"
+            problem.fix += "   (DIR: the folder that its source_paths are relative to)"
+        yield from walk.add_missing(row.line, str(problem), problem, chunk)
 
     def rows(self, walk: Walk, files: RowFiles) -> Iterator[tuple[ManifestRow, Question | None]]:
         """Read every row, and yield those that the walk takes, each with the question about its file."""

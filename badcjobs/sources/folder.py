@@ -70,38 +70,17 @@ class AudioList:
 
         ours = look_ahead(self._ours(walk), look, walk.while_waiting)
         for ((line, recording_id, path), walk.row, known_s), answer in ours:
+            recording = Chunk(recording_id, recording_id, path, "")
             if isinstance(answer, NoAudio):
-                recording = Chunk(recording_id, recording_id, path, "")
-                yield from walk.add_missing(
-                    line,
-                    f"{self.refusal}{answer}",
-                    answer,
-                    recording,
-                )
+                yield from walk.add_missing(line, f"{self.refusal}{answer}", answer, recording)
                 continue
             audio_path, fingerprint = answer or (path, Fingerprint(header=AudioHeader(known_s)))
+            recording = replace(recording, audio_path=audio_path, fingerprint=fingerprint)
             if walk.cutting.cuts_recordings:
-                recording = Chunk(
-                    recording_id,
-                    recording_id,
-                    path,
-                    audio_path,
-                    fingerprint=fingerprint,
-                )
                 yield from _cut(recording, walk.cutting)
             else:
-                end_ms = end_ms_of(fingerprint.header)
-                is_cut = _needs_a_cut(fingerprint.header)
-                yield Chunk(
-                    recording_id,
-                    recording_id,
-                    path,
-                    audio_path,
-                    0,
-                    end_ms,
-                    fingerprint,
-                    is_cut=is_cut,
-                )
+                header = fingerprint.header
+                yield replace(recording, end_ms=end_ms_of(header), is_cut=_needs_a_cut(header))
 
     def _ours(self, walk: Walk) -> Iterator[tuple[_Ours, str | None]]:
         """Yield the recordings of this shard, each with the path to look at; None: its length is known."""

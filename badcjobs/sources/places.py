@@ -20,7 +20,6 @@ from unicodedata import normalize
 
 from badcjobs.errors import BadInput
 from badcjobs.model import NOWHERE, Chunk, Place, PlaceCounts, ProjectPlaces, RecordingName, names_place, parse_place
-from badcjobs.paths import shell_line
 from badcjobs.settings import RunSettings, absolute
 from badcjobs.sources.badc_manifest import Manifest
 from badcjobs.sources.mistakes import Mistakes, quoted, shown
@@ -55,16 +54,11 @@ class PlaceList:
         if path is None:
             return
         try:
-            _check_encoding(path)
-            for line, fields in read_table(path, self.mistakes, _missing_of, _COLUMNS):
-                self._add(line, fields)
+            if _is_utf8(path, self.mistakes):
+                for line, fields in read_table(path, self.mistakes, _missing_of, _COLUMNS):
+                    self._add(line, fields)
         except OSError as error:
-            what = f"--filelist {path} cannot be read"
-            raise BadInput(
-                what,
-                why=error.strerror,
-                fix=shell_line("ls", "-l", path),
-            ) from error
+            self.mistakes.add(0, "cannot be read", why=error.strerror or str(error))
 
     def _add(self, line: int, fields: Fields) -> None:
         place, problems = parse_place(fields)
@@ -93,19 +87,17 @@ class PlaceList:
         return [self.rows[key] for key in dict.fromkeys(keys) if key in self.rows]
 
 
-def _check_encoding(path: Path) -> None:
-    """Refuse a list that is not UTF-8, as spreadsheets may write it."""
+def _is_utf8(path: Path, mistakes: Mistakes) -> bool:
+    """Return whether a list is UTF-8, or note that it is not: spreadsheets may write others."""
     content = path.read_bytes()
     encoding = "UTF-16" if content.startswith((b"\xff\xfe", b"\xfe\xff")) else "WINDOWS-1252"
     try:
         content.decode()
-    except UnicodeDecodeError as error:
+    except UnicodeDecodeError:
         fix = copy_command(path, f"iconv -f {encoding} -t UTF-8")
-        raise BadInput(
-            f"{path} is not UTF-8",
-            why=f"it may be {encoding}",
-            fix=fix,
-        ) from error
+        mistakes.add(0, "is not UTF-8", why=f"it may be {encoding}", fix=fix)
+        return False
+    return True
 
 
 def _missing_of(columns: Sequence[str]) -> list[str]:

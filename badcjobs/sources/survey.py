@@ -162,12 +162,11 @@ class Surveyor(Walk):
         text: str,
         error: NoAudio,
         row: Chunk,
-        fix: str | None = None,
     ) -> Iterator[Chunk]:
         """Report a recording without audio; yield it anyway if only git-annex has to fetch it."""
         is_planned = self.miss(row.source_path, error, has_end=False)
         if self.needs_audio or not is_planned:
-            yield from super().add_missing(line, text, error, row, fix)
+            yield from super().add_missing(line, text, error, row)
         if is_planned:
             yield replace(row, audio_path=error.missing_at or "")
 

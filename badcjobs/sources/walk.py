@@ -231,7 +231,6 @@ class Walk:
         text: str,
         error: NoAudio,
         row: Chunk,
-        fix: str | None = None,
     ) -> Iterator[Chunk]:
         """Report a row without audio; yield it anyway if such rows may fail later, each on its own.
 
@@ -240,7 +239,7 @@ class Walk:
         self.mistakes.add(
             line,
             text,
-            fix=fix or error.fix,
+            fix=error.fix,
             missing=error.missing_at is not None,
         )
         if error.missing_at is not None and self.remarks.keeps_missing:
