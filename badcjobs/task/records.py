@@ -385,7 +385,7 @@ def stream_samples(
                 world,
                 mark,
                 stream.emit_due,
-                stdout=2,
+                2,
             )
         except BrokenPipeError as error:
             return 0 if isinstance(error.__cause__, BrokenPipeError) else int(ExitCode.DATABASE)
@@ -466,14 +466,10 @@ def _follow(
     duration_s: float | None,
     world: World,
     mark: str,
-    tick: Callable[[], float],
-    *,
+    tick: Callable[[], float],  # returns the seconds until it must be called again
     stdout: int | None = None,
 ) -> int:
-    """Call ``tick`` until the command ends; return its exit code. Without a command, until a signal arrives.
-
-    ``tick`` returns after how many seconds it must be called again.
-    """
+    """Call ``tick`` until the command ends, and return its exit code; without a command, until a signal arrives."""
     end_s = math.inf
     if duration_s is not None:
         end_s = world.clock.monotonic_s() + duration_s
