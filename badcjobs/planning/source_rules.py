@@ -53,8 +53,6 @@ def check_survey(survey: Survey, quiet: str) -> Iterator[Remark]:
     yield from _check_faults(survey)
     yield from _check_lengths(survey)
     yield from _check_not_here(survey)
-    for text in remarks.twice_lines():
-        yield warning("audio", text, "badcjobs check FOLDER   (one source that contains the others)")
     if remarks.left_out:
         may_be_audio = any(ending in PERHAPS_AUDIO for ending in remarks.left_out)
         severity = WARNING if may_be_audio else quiet

@@ -114,7 +114,6 @@ _SKIPPED = {
     "hidden": ("hidden name is skipped", "hidden names are skipped"),
     "linked": ("link to a folder is not followed", "links to folders are not followed"),
 }
-_MOST_PATHS = 200_000  # to find a path with two recording ids
 _ENDINGS = 12  # that are named
 # Files that may contain audio, in a form that engines do not read.
 PERHAPS_AUDIO = (
@@ -124,7 +123,7 @@ PERHAPS_AUDIO = (
 
 
 class Remarks:
-    """Collects files that give no audio, are missing or have two names, and the names that are skipped.
+    """Collects files that give no audio or are missing, and the names that are skipped.
 
     ``keeps_missing``: list chunks whose audio is missing, if there is any audio at all; only these chunks fail later.
     """
@@ -134,11 +133,9 @@ class Remarks:
         self.faults: dict[str, list[str]] = {fault: [] for fault in AUDIO_FAULTS}  # every file, with the reason
         self.first_fault: dict[str, str] = {}  # the path of the first one
         self.missing: Mistakes | None = None  # of chunks that are listed without their audio
-        self._twice: list[str] = []
         self._skipped: dict[str, tuple[int, str]] = {}  # hidden or linked → number, and the first path
         self.left_out: Counter[str] = Counter()  # files that are not audio by their name: ending → number
-        self._before = "", ""
-        self._names: dict[int, int] = {}  # hashes: path → recording
+        self._before = ""
 
     def skip(self, kind: Literal["hidden", "linked"], name: str) -> None:
         """Add a name in a folder that is skipped."""
@@ -149,16 +146,11 @@ class Remarks:
         """Count a file in a folder that is not audio by its name."""
         self.left_out[posixpath.splitext(escape_bytes(name))[1].lower()] += 1
 
-    def note(self, chunk: Chunk, *, several_sources: bool = False) -> None:
+    def note(self, chunk: Chunk) -> None:
         """Check the next chunk; the chunks of a recording follow each other."""
-        now = (chunk.audio_path, chunk.recording_id)
-        if now == self._before:
-            return
-        if chunk.audio_path != self._before[0]:
+        if chunk.audio_path != self._before:
+            self._before = chunk.audio_path
             self.note_file(chunk.source_path, chunk.audio_path, chunk.fingerprint.header)
-        self._before = now
-        if several_sources:
-            self.note_name(chunk.audio_path, chunk.recording_id)
 
     def note_file(self, path: str, audio_path: str, header: AudioHeader) -> None:
         """Add the next file if it gives no audio, or less than its header promises."""
@@ -169,13 +161,6 @@ class Remarks:
             self.first_fault.setdefault(fault, audio_path)
             self.faults[fault].append(f"{shown(path)}: {header.why}")
 
-    def note_name(self, audio_path: str, recording_id: str) -> None:
-        """Add the next file if it had another name in another source."""
-        path = hash(audio_path)
-        name = hash(recording_id)
-        if len(self._names) < _MOST_PATHS and self._names.setdefault(path, name) != name:
-            self._twice.append(shown(audio_path))
-
     def notes(self) -> list[str]:
         """Return a line for each kind of name that is skipped on purpose."""
         lines = []
@@ -184,7 +169,7 @@ class Remarks:
         return lines
 
     def lines(self) -> list[str]:
-        """Return a line for each kind of audio that will fail, at least in part, or be processed twice."""
+        """Return a line for each kind of audio that will fail, at least in part."""
         lines = []
         for fault, names in self.faults.items():
             if names:
@@ -192,7 +177,7 @@ class Remarks:
                 lines.append(f"{fault.replace('_', ' ')}: {count(len(names), 'file')}: {examples}")
         if self.missing is not None and self.missing.missing:
             lines.append(self._missing_line(self.missing))
-        return [*lines, *self.twice_lines()]
+        return lines
 
     def _missing_line(self, missing: Mistakes) -> str:
         rows = count(missing.missing, "row")
@@ -203,14 +188,6 @@ class Remarks:
         if fix:
             line += f"; try: {fix}"
         return line
-
-    def twice_lines(self) -> list[str]:
-        """Return a line about the files that will be processed twice, if there are any."""
-        if not self._twice:
-            return []
-        files = count(len(self._twice), "file has", "files have")
-        examples = first_names(self._twice, EXAMPLES)
-        return [f"{files} two names in two sources and will be processed twice: {examples}"]
 
 
 def left_out_words(counts: Mapping[str, int]) -> str:

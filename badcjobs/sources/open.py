@@ -80,9 +80,8 @@ class Sources:
         )
         walk.left_out = self.left_out
         listed = 0
-        several = len(self.parts) > 1
         for listed, chunk in enumerate(self.read_parts(walk, lambda part: part.chunks(walk)), 1):  # noqa: B007
-            walk.remarks.note(chunk, several_sources=several)
+            walk.remarks.note(chunk)
             yield chunk
         note_repeats(self.parts, walk)
         if walk.remarks.keeps_missing and mistakes.count == mistakes.missing < listed:
@@ -169,6 +168,7 @@ def open_sources(
     mistakes = Mistakes([str(path) for path in paths])
     parts = []
     audio_files = []
+    given = {path.absolute() for path in paths}
     for mistakes.source, path in enumerate(paths):
         source = recognise(path, root, mistakes)
         if isinstance(source, Path) and is_audio(path.name):
@@ -177,6 +177,8 @@ def open_sources(
             if len(paths) == 1:
                 return _with_cutting(_open_listed(path, root, position), cutting)
             mistakes.add(0, "is a list of manifests, which must be the only SOURCE")
+        elif isinstance(source, AudioList) and source.is_folder and not given.isdisjoint(path.absolute().parents):
+            mistakes.add(0, "is inside another SOURCE: its recordings would be processed twice")
         elif source is not None:
             parts.append(source)
     mistakes.raise_any()

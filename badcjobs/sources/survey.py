@@ -87,7 +87,6 @@ class Surveyor(Walk):
 
     for_plan: bool = True
     needs_audio: bool = False  # look at every file; one that is missing is a mistake, too
-    several_sources: bool = False
     suspected: Collection[int] = ()  # hashes of identities that probably repeat
     looks_left: int = _MOST_LOOKS
     not_there: list[str] = field(default_factory=list)  # missing files of rows with an end, with the reason if known
@@ -122,15 +121,12 @@ class Surveyor(Walk):
         self,
         path: str,
         audio_path: str,
-        recording_id: str,
         found: Fingerprint,
     ) -> None:
         """Count one more file whose header was read, and note what is wrong with it."""
         header = found.header
         self.measured += 1
         self.remarks.note_file(path, audio_path, header)
-        if self.several_sources:
-            self.remarks.note_name(audio_path, recording_id)
         self.size.add(found.audio_bytes, None if header.why else header.duration_s)
         if header.sample_rate_hz:
             self.rates_hz[header.sample_rate_hz] += 1
@@ -200,7 +196,6 @@ def survey(
         needs_audio=needs_audio,
     )
     walk.suspected = suspected
-    walk.several_sources = len(sources.parts) > 1
     walk.left_out = sources.left_out
 
     def plan(part: AudioSource) -> Iterator[PlannedRow]:
@@ -281,7 +276,7 @@ def _with_audio(
         if not is_cut:
             there_ms += planned.start_ms
     if look is not None:
-        walk.measure(row.source_path, audio_path, row.recording_id, replace(fingerprint, header=header))
+        walk.measure(row.source_path, audio_path, replace(fingerprint, header=header))
     return planned._replace(end_ms=end_ms, is_cut=cut == "yes", cut=cut, there_ms=there_ms, fails=header.fault != "")
 
 
@@ -295,7 +290,7 @@ def _files_of(part: AudioSource, walk: Surveyor) -> Iterator[PlannedRow]:
             header = chunk.fingerprint.header
             there_ms = None if header.there_s is None else round(header.there_s * 1000)
             if chunk.fingerprint.audio_bytes is not None:  # otherwise it is not here
-                walk.measure(chunk.source_path, before, chunk.recording_id, chunk.fingerprint)
+                walk.measure(chunk.source_path, before, chunk.fingerprint)
         base, path = _split(chunk)
         yield PlannedRow(
             chunk.recording_id,

@@ -183,10 +183,7 @@ class Sidecar:
         return True
 
     def _pass_on_alert(self, text: str) -> None:
-        try:
-            alert = Alert(**json.loads(text))
-        except (ValueError, TypeError):
-            return  # an incomplete line; the database has the alert
+        alert = Alert(**json.loads(text))
         log.log(logging.INFO if alert.over else logging.WARNING, "%s", alert.text)
         with suppress(OSError):  # the terminal is closed
             for listener in self.listeners:
