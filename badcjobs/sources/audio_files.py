@@ -27,9 +27,9 @@ def read_header(path: Path | str) -> AudioHeader:
     try:
         with open(path, "rb", _HEAD_BYTES) as file:  # noqa: PTH123  (a Path per file is slow for a million files)
             try:
-                return _of_wav(formats.read_wav_header(file, compressed=True))
+                return _of_wav(formats.read_wav_header(file))
             except formats.NotWav as problem:
-                not_wav = str(problem)
+                not_wav = problem
             flac = formats.read_flac_info(file)
             file.seek(0)
             start = file.read(_HEAD_BYTES)
@@ -40,7 +40,7 @@ def read_header(path: Path | str) -> AudioHeader:
         return _of_flac(Path(path), flac)
     if not start:
         return AudioHeader(fault=EMPTY_FILE, why="it has 0 bytes")
-    if start.startswith((b"RIFF", b"RF64", b"BW64")):
+    if start.startswith((b"RIFF", b"RF64", b"BW64")) and not isinstance(not_wav, formats.CompressedWav):
         return AudioHeader(fault=BROKEN_AUDIO, why=f"WAV, but {not_wav}")
     if start.startswith(b"fLaC"):
         return AudioHeader(fault=BROKEN_AUDIO, why="FLAC, but its header cannot be read")
@@ -62,28 +62,15 @@ def _of_flac(path: Path, flac: formats.FlacInfo) -> AudioHeader:
 
 
 def _of_wav(wav: formats.WavHeader) -> AudioHeader:
-    rate_hz = wav.rate_hz or None
-    channels = wav.channels or None
-    unfinished = wav.unfinished and wav.data_bytes > 0
-    if wav.kind in formats.CONSTANT_FRAMES:
-        if not (wav.rate_hz and wav.channels and wav.frame_bytes):
-            why = f"its header says {wav.channels} channels, {wav.rate_hz} Hz, {wav.frame_bytes} bytes per frame"
-            return AudioHeader(None, rate_hz, channels, fault=BROKEN_AUDIO, why=why)
-        there_s = wav.length_s
-        promised_s = wav.promised_s
-    elif wav.bytes_per_s:
-        there_s = wav.data_bytes / wav.bytes_per_s
-        promised_s = there_s + wav.missing_bytes / wav.bytes_per_s
-    else:
-        return AudioHeader(None, rate_hz, channels, unfinished=unfinished)
-
+    there_s = wav.length_s
+    promised_s = wav.promised_s
     if promised_s - there_s > _SLACK_S:
         fault = "" if there_s else BROKEN_AUDIO
         why = f"its header says {promised_s:g} s, the file has {there_s:g} s"
-        return AudioHeader(promised_s, rate_hz, channels, there_s, fault=fault, why=why)
+        return AudioHeader(promised_s, wav.rate_hz, wav.channels, there_s, fault=fault, why=why)
     if there_s == 0:
-        return AudioHeader(0.0, rate_hz, channels, fault=EMPTY_FILE, why=_NO_FRAMES)
-    return AudioHeader(there_s, rate_hz, channels, unfinished=unfinished)
+        return AudioHeader(0.0, wav.rate_hz, wav.channels, fault=EMPTY_FILE, why=_NO_FRAMES)
+    return AudioHeader(there_s, wav.rate_hz, wav.channels, unfinished=wav.unfinished)
 
 
 # --- find files -------------------------------------------------------------------------------------------------------

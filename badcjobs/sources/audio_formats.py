@@ -11,7 +11,7 @@ UNKNOWN_SIZE = 0xFFFFFFFF  # did not fit into 32 bits, or was not known when the
 MOST_CHUNKS = 1000  # recorders write a handful; a damaged file could hold millions of empty ones
 _PCM = 1
 _FLOAT = 3
-CONSTANT_FRAMES = {_PCM, _FLOAT, 6, 7, 0xFFFE}  # PCM, float, A-law, µ-law, extensible: every frame has the same size
+_CONSTANT_FRAMES = {_PCM, _FLOAT, 6, 7, 0xFFFE}  # PCM, float, A-law, µ-law, extensible: every frame has the same size
 _MOST_METADATA = 2048  # bytes that a recorder may write behind a recording without audio
 _LONGEST_FORMAT = 1024  # bytes; the longest in use has 40
 _BLOCK = 1 << 20
@@ -34,14 +34,17 @@ class NotWav(ValueError):
     """The file is not a WAV file whose frames can be counted; the text says why."""
 
 
+class CompressedWav(NotWav):
+    """The frames of a WAV file have no fixed size: only a decoder knows how many there are."""
+
+
 class WavHeader(NamedTuple):
     """The format of a WAV file, and where its data is."""
 
-    format_chunk: bytes  # as it is in the file; the next five fields are parsed from it
+    format_chunk: bytes  # as it is in the file; the next four fields are parsed from it
     kind: int
     channels: int
     rate_hz: int
-    bytes_per_s: int
     frame_bytes: int
     data_start: int = 0
     data_bytes: int = 0  # in the file, even if the header has another size
@@ -65,10 +68,8 @@ class WavHeader(NamedTuple):
         return (self.frames + self.missing_frames) / self.rate_hz
 
 
-def read_wav_header(file: BinaryIO, *, compressed: bool = False) -> WavHeader:
-    """Read up to the first frame; raise NotWav if there is no data, or if its frames cannot be counted.
-
-    ``compressed``: also formats whose frames cannot be counted; ``bytes_per_s`` tells how long they are."""
+def read_wav_header(file: BinaryIO) -> WavHeader:
+    """Read up to the first frame; raise NotWav if there is no data, or if its frames cannot be counted."""
     file.seek(0)
     magic = file.read(12)
     if magic[:4] not in (b"RIFF", b"RF64", b"BW64") or magic[8:] != b"WAVE":
@@ -88,17 +89,16 @@ def read_wav_header(file: BinaryIO, *, compressed: bool = False) -> WavHeader:
     if unfinished:
         promised = there
 
-    kind, channels, rate_hz, bytes_per_s, frame_bytes = struct.unpack("<HHIIH", format_chunk[:14])
-    if not compressed and kind not in CONSTANT_FRAMES:
-        raise NotWav(f"it is compressed (format {kind})")
-    if not compressed and not (channels and rate_hz and frame_bytes):
+    kind, channels, rate_hz, frame_bytes = struct.unpack("<HHI4xH", format_chunk[:14])
+    if kind not in _CONSTANT_FRAMES:
+        raise CompressedWav(f"it is compressed (format {kind})")
+    if not (channels and rate_hz and frame_bytes):
         raise NotWav(f"its header says: channels {channels}, rate {rate_hz} Hz, frame size {frame_bytes} bytes")
     return WavHeader(
         format_chunk,
         kind,
         channels,
         rate_hz,
-        bytes_per_s,
         frame_bytes,
         data_start=start,
         data_bytes=min(promised, there),
@@ -144,17 +144,16 @@ def new_header(
     """Return the header of a new WAV file."""
     kind = _FLOAT if is_float else _PCM
     frame_bytes = sample_bytes * channels
-    bytes_per_s = rate_hz * frame_bytes
     format_chunk = struct.pack(
         "<HHIIHH",
         kind,
         channels,
         rate_hz,
-        bytes_per_s,
+        rate_hz * frame_bytes,
         frame_bytes,
         8 * sample_bytes,
     )
-    return WavHeader(format_chunk, kind, channels, rate_hz, bytes_per_s, frame_bytes)
+    return WavHeader(format_chunk, kind, channels, rate_hz, frame_bytes)
 
 
 def make_head(header: WavHeader, frames: int) -> bytes:

@@ -240,7 +240,11 @@ class Manifest:
                     known_cut=row.cut == "yes",
                 )
             except NoAudio as problem:
-                yield from self._add_missing(row, problem, walk)
+                if problem.not_found:
+                    problem.fix = f"badcjobs run {shell_line(self.name)} --root DIR …"
+                    problem.fix += "   (DIR: the folder that its source_paths are relative to)"
+                chunk = Chunk(row.recording_id, row.chunk_id, row.source_path, "", *row.times)
+                yield from walk.add_missing(row.line, str(problem), problem, chunk)
                 continue
             audio_path, fingerprint, end_ms, is_cut = answer
             sha256 = row.fields.get("sha256", "").strip().lower()
@@ -257,13 +261,6 @@ class Manifest:
                 is_cut=is_cut,
                 place=row.place,
             )
-
-    def _add_missing(self, row: ManifestRow, problem: NoAudio, walk: Walk) -> Iterator[Chunk]:
-        chunk = Chunk(row.recording_id, row.chunk_id, row.source_path, "", *row.times)
-        if problem.not_found:
-            problem.fix = f"badcjobs run {shell_line(self.name)} --root DIR …"
-            problem.fix += "   (DIR: the folder that its source_paths are relative to)"
-        yield from walk.add_missing(row.line, str(problem), problem, chunk)
 
     def rows(self, walk: Walk, files: RowFiles) -> Iterator[tuple[ManifestRow, Question | None]]:
         """Read every row, and yield those that the walk takes, each with the question about its file."""

@@ -193,11 +193,8 @@ class Remarks:
 def left_out_words(counts: Mapping[str, int]) -> str:
     """Return how many files of each ending were left out, and which of them may contain audio."""
     ranked = sorted(counts, key=lambda ending: (-counts[ending], ending))
-    parts = [f"{counts[ending]:,} {shown(ending) or 'without an ending'}" for ending in ranked[:_ENDINGS]]
-    others = sum(counts[ending] for ending in ranked[_ENDINGS:])
-    if others:
-        parts.append(f"{others:,} others")
-    text = ", ".join(parts)
+    parts = [f"{counts[ending]:,} {shown(ending) or 'without an ending'}" for ending in ranked]
+    text = first_names(parts, _ENDINGS)
     suspicious = [ending for ending in ranked if ending in PERHAPS_AUDIO]
     if suspicious:
         text += f"; {' and '.join(suspicious)} may contain audio"

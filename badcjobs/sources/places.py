@@ -180,7 +180,7 @@ class PlaceReader(NamedTuple):
 
     def of(self, recording: Chunk) -> RecordingName:
         """Return what is known of the recording of a chunk."""
-        name = self.names.of(recording)
+        name = self.names.read(recording.recording_id, recording.source_path, recording.audio_path)
         rows = self.filelist.rows_for(recording)
         area = self.project.study_areas.get(name.study_area or "", NOWHERE)
         levels = [*(row.place for row in rows[:1]), recording.place, area, self.project.everywhere]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unicodedata import normalize
 
-from badcjobs.model import Chunk, NameGaps, NamePattern, RecordingName
+from badcjobs.model import NameGaps, NamePattern, RecordingName
 from badcjobs.settings import RunSettings, absolute
 from badcjobs.words import count
 
@@ -30,10 +30,6 @@ class NameReader(NamedTuple):
 
     patterns: tuple[NamePattern, ...]
     roots: tuple[str, ...] = ()
-
-    def of(self, chunk: Chunk) -> RecordingName:
-        """Return where and when the recording of a chunk was made."""
-        return self.read(chunk.recording_id, chunk.source_path, chunk.audio_path)
 
     def read(self, recording_id: str, source_path: str, audio_path: str) -> RecordingName:
         """Return where and when a recording was made, from its id, its path in the source and its absolute path."""

@@ -198,7 +198,7 @@ class LatestBook(Book):
 
 # --- the recorder's own cost ------------------------------------------------------------------------------------------
 
-Use = tuple[float, int | None]  # seconds of CPU, and the peak memory in bytes (None: not known)
+Use = tuple[float, int]  # seconds of CPU, and the peak memory in bytes
 
 
 def read_own_use() -> Use:
@@ -206,10 +206,8 @@ def read_own_use() -> Use:
 
     The memory is not from getrusage, which includes the program that started this one.
     """
-    peak = parse_status(Path("/proc/self/status").read_text()).get("VmHWM")
-    if peak is None:
-        return time.process_time(), None
-    return time.process_time(), int(peak.split()[0]) * 1024
+    peak_kib = parse_status(Path("/proc/self/status").read_text())["VmHWM"].split()[0]
+    return time.process_time(), int(peak_kib) * 1024
 
 
 @dataclass(slots=True)
@@ -253,10 +251,10 @@ class CostBook(Book):
         """The cost so far, as text for the task's log."""
         cpu_s, memory_bytes = self.use()
         lived_s = max(1, self._at_ms - self.started_at_ms) / 1000
-        memory = "?" if memory_bytes is None else f"{memory_bytes / 2**20:.0f}"
         return (
             f"{self.effort.ticks} samples with {self.backend()[0]} in {lived_s:.0f} s; {cpu_s:.2f} s of CPU"
-            f" ({100 * cpu_s / lived_s:.2f} % of a core), {memory} MiB, at most {self.effort.worst_late_s:.3f} s late"
+            f" ({100 * cpu_s / lived_s:.2f} % of a core), {memory_bytes / 2**20:.0f} MiB,"
+            f" at most {self.effort.worst_late_s:.3f} s late"
         )
 
 

@@ -9,7 +9,7 @@ from unicodedata import normalize
 import pytest
 from rooms import sources as room
 from rooms.cli import read_topic
-from rooms.model import Chunk, Cutting, NameGaps, parse_patterns
+from rooms.model import Cutting, NameGaps, parse_patterns
 from rooms.planning import PlanOrder, check_source, plan_sources
 from rooms.root import BadInput, Project, RunSettings
 from rooms.sources import WHOLE, open_sources
@@ -217,11 +217,11 @@ def test_places_and_times_are_read_by_the_patterns_of_the_guide_and_nothing_is_g
 
 
 def test_absolute_paths_count_from_the_root_or_from_where_the_source_stands(tmp_path):
-    chunk = Chunk("x", "x", *[f"{tmp_path}/Gameti/G-07/G-07_x.wav"] * 2)
+    path = f"{tmp_path}/Gameti/G-07/G-07_x.wav"
     patterns = {"recordings": {"patterns": ["{study_area}/{location}/*"]}}
     for options, study_area in (({}, "Gameti"), ({"root": "Gameti"}, None)):
         made = Project.parse(patterns).make(RunSettings, {"source": ["list.txt"], **options}, "run")
-        found = room.name_reader(made, tmp_path).of(chunk)
+        found = room.name_reader(made, tmp_path).read("x", path, path)
         assert (found.study_area, found.location) == (study_area, "G-07")
 
 
