@@ -100,17 +100,13 @@ class Surveyor(Walk):
 
     def takes(self, recording_id: str, chunk_id: str, *, to_cut: bool = False) -> bool:
         """Count one more row, and return whether it is the first one with its identity."""
-        self.rows += 1
+        is_ours = super().takes(recording_id, chunk_id)
         key = recording_id, chunk_id
-        if not self.suspected:
-            self.seen.add(key)
-        if recording_id in self.left_out:
-            return False
         if hash(key) not in self.suspected:
-            return True
+            return is_ours
         is_new = key not in self._known
         self._known.add(key)
-        return is_new
+        return is_ours and is_new
 
     def may_look(self) -> bool:
         """Return whether to look at the next file: all of them, or the first ones."""
