@@ -332,10 +332,10 @@ class Sampler:
                 reading = self.reader.read(device.uuid)
             except DeviceUnreadable as error:
                 unreadable[device_id] = str(error)
-                if self.gaps.missing(device_id, None, at_ms, str(error)):
+                if self.gaps.missing((device_id, None), at_ms, str(error)):
                     log.warning("%s (%s) cannot be read: %s", device.label, device.uuid, error)
                 continue
-            self.gaps.good(device_id, None, at_ms)
+            self.gaps.good((device_id, None), at_ms)
             self._note_metrics(device_id, at_ms, reading)
             readings.append((device_id, reading))
         self.unreadable = unreadable
@@ -344,11 +344,12 @@ class Sampler:
     def _note_metrics(self, device_id: int, at_ms: int, reading: Reading) -> None:
         for metric, value in zip(_ASKED_FOR, _values_of(reading), strict=True):
             reason = reading.missing.get(metric)
+            place = (device_id, metric)
             if reason is not None:
-                if self.gaps.missing(device_id, metric, at_ms, reason):
+                if self.gaps.missing(place, at_ms, reason):
                     log.info("device %d does not report %s: %s", device_id, metric, reason)
             elif value is not None:  # None: not requested this time
-                self.gaps.good(device_id, metric, at_ms)
+                self.gaps.good(place, at_ms)
 
 
 @dataclass(eq=False)
@@ -360,17 +361,15 @@ class Gaps:
     _last_good_ms: dict[_Place, int] = field(default_factory=dict)
     _open: dict[_Place, tuple[int, str]] = field(default_factory=dict)  # row, reason
 
-    def good(self, device_id: int, metric: str | None, at_ms: int) -> None:
+    def good(self, place: _Place, at_ms: int) -> None:
         """Note a reading: it ends an open gap."""
-        place = (device_id, metric)
         if place in self._open:
             row, _ = self._open.pop(place)
             self.writer.extend_gap(row, at_ms)
         self._last_good_ms[place] = at_ms
 
-    def missing(self, device_id: int, metric: str | None, at_ms: int, reason: str) -> bool:
+    def missing(self, place: _Place, at_ms: int, reason: str) -> bool:
         """Note a missing reading; return whether the gap or its reason is new."""
-        place = (device_id, metric)
         # A metric that was never read is missing since the start of the recording.
         from_ms = self._last_good_ms.get(place, self.started_at_ms)
         if place in self._open:
@@ -379,7 +378,7 @@ class Gaps:
             if reason == reason_before:
                 return False
             from_ms = at_ms
-        self._open[place] = (self.writer.open_gap(device_id, metric, from_ms, at_ms, reason), reason)
+        self._open[place] = (self.writer.open_gap(*place, from_ms, at_ms, reason), reason)
         return True
 
     def save(self) -> None:
