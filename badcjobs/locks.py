@@ -189,8 +189,6 @@ class Lease:
     The beginning raises Held, and waits as long as it is not known whether another holder is alive.
     """
 
-    takeover_level = logging.INFO  # of the message
-
     def __init__(
         self, folder: Path, name: str, me: Holder, clock: Clock, while_waiting: Callable[[], None] = lambda: None
     ) -> None:
@@ -328,7 +326,7 @@ class Lease:
         if why is None and text == sight.text and sight.silent_s >= silence_s:
             why = f"it is silent for {silence_s:g} s"
         if why is not None:
-            log.log(self.takeover_level, "taking over the work of %s: %s", name, why)
+            log.warning("taking over the work of %s: %s", name, why)
             path.unlink(missing_ok=True)
             return
 

@@ -59,20 +59,16 @@ class FrozenRun:
         if not is_there(path) and not path.is_symlink():
             return None
         document, text, status = read_toml(path)
-        mistakes: list[str] = []
-        project = Project()
         try:
             project = Project.parse(document, text, path)
+            billing = _parse_table(Billing, document, "billing")
+            array = _parse_table(ArrayShape, document, "array")
         except BadInput as error:
-            mistakes += (error.why or error.what).splitlines()
-        billing = _parse_table(Billing, document.get("billing"), "billing", mistakes)
-        array = _parse_table(ArrayShape, document.get("array"), "array", mistakes)
-        if mistakes:
             raise BadInput(
                 f"{path} was changed after the first task wrote it",
-                why="\n".join(mistakes),
+                why=error.why or error.what,
                 fix="restore it, or use another --out for a new run",
-            )
+            ) from error
         if trust is not None:
             trust.check(path, status, project.programs)
         return cls(
@@ -130,15 +126,14 @@ class FrozenRun:
         )
 
 
-def _parse_table(noun: type[Noun], table: Any, name: str, mistakes: list[str]) -> Noun | None:
-    """Return a table of the file; None: there is none, or a mistake."""
-    if table is None:
+def _parse_table(noun: type[Noun], document: Mapping[str, Any], name: str) -> Noun | None:
+    """Return a table of the file; None: there is none."""
+    if name not in document:
         return None
     try:
-        return parse_fields(noun, table)
+        return parse_fields(noun, document[name])
     except ValueError as error:
-        mistakes.append(f"[{name}] {error}")
-        return None
+        raise BadInput(f"[{name}] {error}") from error
 
 
 def _changed_options(values: Mapping[str, Any]) -> Iterator[str]:

@@ -10,7 +10,6 @@ import difflib
 import json
 import math
 import os
-import posixpath
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -618,13 +617,12 @@ def absolute(folder: Path, path: str) -> str:
     Links are followed only if there is a "..", and never the last one: resolve() would turn a git-annex link into its
     key.
     """
-    text = str((folder / path).absolute())
-    if "/.." not in text:
-        return posixpath.normpath(text)
-    parent, name = posixpath.split(text)
-    if name == "..":
-        return os.path.realpath(text)
-    return posixpath.join(os.path.realpath(parent), name)
+    full = (folder / path).absolute()
+    if ".." not in full.parts:
+        return str(full)
+    if full.name == "..":
+        return os.path.realpath(full)
+    return os.path.join(os.path.realpath(full.parent), full.name)  # noqa: PTH118 - a text
 
 
 def option_words(values: Mapping[str, Any]) -> Iterator[str]:

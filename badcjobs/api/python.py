@@ -377,8 +377,7 @@ class RecordingSession:
         if self.over:
             return
         self._over.set()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._thread.join()
         if self._path.suffix in TEXT_FORMS:
             self._last_stats = self.stats()  # a text file cannot be queried afterwards
         with self._lock:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from typing import NamedTuple
 
 from badcjobs.errors import BadInput
@@ -246,25 +244,18 @@ class EndTime(NamedTuple):
 def parse_end(text: str, source: str, now_ms: int) -> EndTime | None:
     """Parse SLURM_JOB_END_TIME, or the output of ``squeue -h -o %e``; None if it has no end time in the future.
 
-    The text has epoch seconds or a local date; NONE, Unknown and N/A mean no end. Slurm sets the variable once, at the
-    start of the job, so it can be in the past after ``scontrol update TimeLimit=…``. With several lines (a
-    heterogeneous job, a banner) the earliest end counts.
+    The text has seconds since 1970; NONE, Unknown and N/A mean no end. Slurm sets the variable once, at the start of
+    the job, so it can be in the past after ``scontrol update TimeLimit=…``. With several lines (a heterogeneous job, a
+    banner) the earliest end counts.
     """
     ends_ms = []
     for line in text.splitlines():
-        at_s = _parse_time(line.strip())
+        at_s = _whole_number(line)
         if at_s is not None and now_ms < at_s * 1000 <= now_ms + _LONGEST_S * 1000:
-            ends_ms.append(round(at_s * 1000))
+            ends_ms.append(at_s * 1000)
     if not ends_ms:
         return None
     return EndTime(min(ends_ms), source)
-
-
-def _parse_time(text: str) -> float | None:
-    if "T" in text:
-        with suppress(ValueError, OverflowError, OSError):
-            return datetime.fromisoformat(text).timestamp()
-    return _whole_number(text)
 
 
 # --- the devices granted to this task -------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from badcjobs.devices.listing import DeviceNow, Listing, OpenedDevices, open_devices, score_of
+from badcjobs.devices.listing import DeviceNow, Listing, OpenedDevices, open_devices
 from badcjobs.errors import NotHere
 from badcjobs.locks import lock_within, try_lock, unlock
 from badcjobs.model import StandIn, not_none
@@ -304,13 +304,4 @@ def why_not_free(device: DeviceNow, request: DeviceRequest) -> str | None:
 
 def worse_of(first: DeviceNow, second: DeviceNow) -> DeviceNow:
     """Return the reading that shows the device less free, or none: one that is idle for a moment is not free."""
-    if first.score is None or second.score is None:
-        return first if first.score is None else second
-    free_bytes = min(not_none([first.memory_free_bytes, second.memory_free_bytes]))
-    busy_percent = max(not_none([first.utilization_percent, second.utilization_percent]))
-    return replace(
-        second,
-        memory_free_bytes=free_bytes,
-        utilization_percent=busy_percent,
-        score=score_of(free_bytes, second.memory_total_bytes, busy_percent),
-    )
+    return min(second, first, key=lambda device: -1.0 if device.score is None else device.score)

@@ -14,7 +14,7 @@ from typing import Any
 
 from badcjobs.devices.nvml_device import NvmlDevice
 from badcjobs.devices.programs import ProgramFailed, Stream, run_program
-from badcjobs.devices.reading_builder import or_none, reason_of, try_call
+from badcjobs.devices.reading_builder import NoAnswer, check_range, or_none, reason_of, try_call
 from badcjobs.model import InventoryDevice, Reading
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
@@ -188,8 +188,7 @@ def _memory(nvml: Any, handle: Any) -> tuple[int | None, int]:
     if memory is None:  # drivers before 510
         memory = try_call(nvml.nvmlDeviceGetMemoryInfo, handle)
     total_bytes = memory and or_none("memory_total_bytes", int(memory.total))
-    reserved_bytes = or_none("memory_total_bytes", int(getattr(memory, "reserved", 0)))
-    return total_bytes, reserved_bytes or 0
+    return total_bytes, int(getattr(memory, "reserved", 0))
 
 
 # --- MPS --------------------------------------------------------------------------------------------------------------
@@ -316,25 +315,6 @@ _LISTED = re.compile(r"^\|\s*(\d{1,6})\s*\|.*?Device UUID:\s*(\S+)", re.DOTALL |
 Shares = dict[str, float]  # metric → percent
 
 
-def parse_dmon_row(text: str) -> tuple[int, Shares] | None:
-    """Return DCGM's number of a device and its metrics, from a line of ``dcgmi dmon``; None for any other line."""
-    row = _DMON_ROW.fullmatch(text)
-    if row is None:
-        return None
-    shares: Shares = {}
-    for metric, fraction in zip(_FROM_DCGM, row.groups()[1:], strict=True):
-        with suppress(ValueError):  # N/A
-            percent = or_none(metric, round(float(fraction) * 100, 3))
-            if percent is not None:
-                shares[metric] = percent
-    return int(row[1]), shares
-
-
-def parse_discovery(text: str) -> dict[int, str]:
-    """Map DCGM's number of a device to its UUID, from ``dcgmi discovery -l``."""
-    return {int(number): uuid for number, uuid in _LISTED.findall(text)}
-
-
 class DcgmActivity:
     """Adds SM activity and occupancy to readings of cards without GPM (Volta to Ampere).
 
@@ -384,15 +364,23 @@ class DcgmActivity:
     def _prepare(self) -> list[str]:
         """Map DCGM's numbers to UUIDs and return the command to stream from; runs in the stream's thread."""
         assert self._program is not None
-        self._uuid_of = parse_discovery(run_program([self._program, "discovery", "-l"]))
+        listing = run_program([self._program, "discovery", "-l"])
+        self._uuid_of = {int(number): uuid for number, uuid in _LISTED.findall(listing)}
         if not self._uuid_of:
             raise ProgramFailed("discovery lists no GPU")
         return [self._program, "dmon", "-e", _DCGM_FIELDS, "-d", "1000"]
 
     def _receive(self, text: str) -> bool:
-        if text.startswith(("#", "ID")):  # dmon repeats the table head
-            return True
-        row = parse_dmon_row(text)
-        if row is not None and row[0] in self._uuid_of:
-            self._latest[self._uuid_of[row[0]]] = (self._clock.monotonic_s(), row[1])
-        return row is not None
+        """Keep the shares of a row; return whether it is a row of a known device, or the head of a table."""
+        row = _DMON_ROW.fullmatch(text)
+        if row is None:
+            return text.startswith(("#", "ID"))
+        uuid = self._uuid_of.get(int(row[1]))
+        if uuid is None:
+            return False
+        shares: Shares = {}
+        for metric, fraction in zip(_FROM_DCGM, row.groups()[1:], strict=True):
+            with suppress(ValueError, NoAnswer):  # N/A, or implausible
+                shares[metric] = check_range(metric, round(float(fraction) * 100, 3))
+        self._latest[uuid] = (self._clock.monotonic_s(), shares)
+        return True

@@ -167,16 +167,18 @@ class GpmWindows:
         self._has_begun = True
 
     def _add_answer(self, metric: str, answer: Any, builder: ReadingBuilder) -> None:
+        value = answer.value
         if answer.nvmlReturn:
             builder.add_missing([metric], str(self._nvml.NVMLError(answer.nvmlReturn)))
-        elif not isfinite(answer.value):
+            return
+        if not isfinite(value):
             builder.add_missing([metric], "Not Available")
-        elif metric in _TRAFFIC:
-            builder.add(metric, round(answer.value * 2**20), "gpm")
-        elif 100 < answer.value <= 100 + _OVERSHOOT_PERCENT:
-            builder.add(metric, 100.0, "gpm")
-        else:
-            builder.add(metric, answer.value, "gpm")
+            return
+        if metric in _TRAFFIC:
+            value = round(value * 2**20)
+        elif value <= 100 + _OVERSHOOT_PERCENT:
+            value = min(100.0, value)
+        builder.add(metric, value, "gpm")
 
     def close(self) -> None:
         """Free the samples."""
@@ -228,14 +230,21 @@ def _read_counters(nvml: Any, handle: Any) -> list[int]:
     return counts
 
 
+_PROCESS_LISTS = (
+    "nvmlDeviceGetComputeRunningProcesses",
+    "nvmlDeviceGetGraphicsRunningProcesses",
+    "nvmlDeviceGetMPSComputeRunningProcesses",  # an MPS server is a compute process, with its clients
+)
+
+
 class DeviceProcesses:
     """Lists the processes of a device, and how long each of them kept it busy."""
 
     def __init__(self, refusal: Callable[[Exception], bool]) -> None:
         self.list_is_empty = False
         self._compute, *self._more = (
-            Question((), *_calls_for_processes(kind), is_refusal=refusal)
-            for kind in ("Compute", "Graphics", "MPSCompute")  # an MPS server is a compute process, with its clients
+            Question((), *(_call(f"{name}_{version}") for version in ("v3", "v2")), is_refusal=refusal)
+            for name in _PROCESS_LISTS
         )
         self._samples = Question((), self._new_samples, is_refusal=refusal)
         self._sampled_until_us: int | None = None  # the newest sample, by the driver's clock; None: not read yet
@@ -289,12 +298,6 @@ class DeviceProcesses:
             return list(nvml.nvmlDeviceGetProcessUtilization(handle, self._sampled_until_us or 0))
         except nvml.NVMLError_NotFound:  # no process ran since then
             return []
-
-
-def _calls_for_processes(kind: str) -> tuple[Call, Call]:
-    """Return the calls that list the processes of a kind; drivers before 510 have only the second."""
-    name = f"nvmlDeviceGet{kind}RunningProcesses"
-    return _call(f"{name}_v3"), _call(f"{name}_v2")
 
 
 class NvmlDevice:

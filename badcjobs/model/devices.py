@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
 _ROCR_UUID = re.compile(r"GPU-[0-9A-Fa-f]{16}")  # the only form that ROCR_VISIBLE_DEVICES accepts; amdsmi's differs
-_FIRST_DRIVER_WITH_MIG_UUIDS = 470
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +66,6 @@ class Device(_Card):
             return self.token
         if self.vendor == "amd" and not _ROCR_UUID.fullmatch(self.uuid):
             return self.token if self.index is None else str(self.index)
-        major = (self.driver or "").partition(".")[0]
-        if self.uuid.startswith("MIG-") and major.isdecimal() and int(major) < _FIRST_DRIVER_WITH_MIG_UUIDS:
-            return self.token
         return self.uuid
 
 

@@ -62,8 +62,6 @@ class Part:
 class Claim(Lease):
     """The claim of this task; its beginning raises PartTaken if another live task has the part."""
 
-    takeover_level = logging.WARNING
-
     def __init__(
         self,
         out: RunFolder,
