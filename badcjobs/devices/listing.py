@@ -51,11 +51,7 @@ class DeviceNow:
     trouble: str | None  # why it cannot be read
     missing: Mapping[str, str]  # metric → why it has no value
     processes: tuple[ProcessFacts, ...] | None  # None: not requested, or not available
-
-    @property
-    def load(self) -> str | None:
-        """The utilization in a word: idle, light, moderate or heavy."""
-        return load_word(self.utilization_percent)
+    load: str | None  # the utilization in a word: idle, light, moderate or heavy
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +66,8 @@ class Listing:
 
     def to_dict(self) -> dict[str, object]:
         """Return the JSON document of ``badcjobs gpus --json``; docker and apptainer select its granted devices."""
-        devices = [{**asdict(device), "load": device.load} for device in self.devices]
         granted = [device for device in self.devices if device.granted]
-        return {**asdict(self), "devices": devices, **container_options(granted)}
+        return {**asdict(self), **container_options(granted)}
 
 
 def container_options(devices: Sequence[DeviceNow]) -> dict[str, str | None]:
@@ -183,6 +178,7 @@ def _read_now(device: Device, reader: GpuReader, *, processes: bool = False) -> 
         trouble=trouble,
         missing=dict(reading.missing),
         processes=listed,
+        load=load_word(reading.utilization_percent),
     )
 
 

@@ -125,7 +125,6 @@ _OVERSHOOT_PERCENT = 1.0  # the samples are not taken at the same instant; more 
 # Drivers have these fields since 550, the binding has names for them since 12.545.
 _PCIE_BYTES = {"pcie_rx_bytes_per_s": 198, "pcie_tx_bytes_per_s": 197}
 _NO_COUNT = 2**64 - 1
-_MEMBER = {1: "uiVal", 2: "ulVal", 3: "ullVal"}  # by NVML_VALUE_TYPE_
 
 
 class GpmWindows:
@@ -223,10 +222,9 @@ def _read_counters(nvml: Any, handle: Any) -> list[int]:
             raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
         if field.nvmlReturn:
             raise nvml.NVMLError(field.nvmlReturn)
-        count = getattr(field.value, _MEMBER.get(field.valueType, "ullVal"))
-        if count == _NO_COUNT:
+        if field.value.ullVal == _NO_COUNT:
             raise NoAnswer("Not Available")
-        counts.append(int(count))
+        counts.append(field.value.ullVal)
     return counts
 
 
@@ -246,19 +244,14 @@ class DeviceProcesses:
             Question((), *(_call(f"{name}_{version}") for version in ("v3", "v2")), is_refusal=refusal)
             for name in _PROCESS_LISTS
         )
-        self._samples = Question((), self._new_samples, is_refusal=refusal)
+        self.samples = Question((), self._new_samples, is_refusal=refusal)
         self._sampled_until_us: int | None = None  # the newest sample, by the driver's clock; None: not read yet
-
-    @property
-    def have_shares(self) -> bool:
-        """Whether the device may report how busy each process keeps it."""
-        return bool(self._samples.calls)
 
     def shares_since(self, nvml: Any, handle: Any) -> dict[int, float]:
         """Return the mean SM utilization of each process since the last call."""
         is_first = self._sampled_until_us is None
         try:
-            samples = self._samples.ask(nvml, handle)
+            samples = self.samples.ask(nvml, handle)
         except NoAnswer:
             return {}
         self._sampled_until_us = max([self._sampled_until_us or 0, *(sample.timeStamp for sample in samples)])
@@ -333,7 +326,7 @@ class NvmlDevice:
         builder.ask(self._hot, nvml, self.handle)
         builder.raise_if_empty()
         if now_s - self._warm_at_s < (_WATCHED_S if watched else _WARM_S):
-            if self._has_gpm is False and not self._processes.have_shares:  # there is no better source
+            if self._has_gpm is False and not self._processes.samples.calls:  # there is no better source
                 builder.use_utilization()
             return builder.finish()
 

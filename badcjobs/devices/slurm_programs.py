@@ -104,10 +104,7 @@ def list_final_states(job_id: str) -> str:
 def show_end_time(allocation: Allocation, environ: Environ) -> str:
     """Ask for the end time of this task only, not of its whole array; empty: there is no answer."""
     index = "" if allocation.array_index is None else f"_{allocation.array_index}"
-    program = shutil.which("squeue", path=environ.get("PATH"))
-    if program is None:
-        return ""
-    question = [program, "-h", "-j", f"{allocation.job_id}{index}", "-o", "%e"]
+    question = ["squeue", "-h", "-j", f"{allocation.job_id}{index}", "-o", "%e"]
     try:
         return ask(question, {**environ, **_IN_SECONDS}, patience_s=_TASK_PATIENCE_S)
     except (NotHere, Unanswered) as error:
