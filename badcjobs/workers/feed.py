@@ -52,7 +52,6 @@ class AudioSteps:
     cutter: AudioCutter
     learned: Learned
     probed: Mapping[str, MemoryLimit]  # results of badcjobs probe
-    _started: bool = False
 
     def __post_init__(self) -> None:
         self.decisions: queue.SimpleQueue[Decision] = queue.SimpleQueue()  # not written yet
@@ -72,7 +71,6 @@ class AudioSteps:
         staged = _STAGED.get(choice.decision.code)
         log.info("audio %s: %s", staged or "is read in place", choice.decision.reason)
         if staged is not None:
-            self._started = True
             self.stager.start(upcoming, choice)
         self.decisions.put(choice.decision)
 
@@ -80,7 +78,7 @@ class AudioSteps:
         """Remove all copies and log how many were used; call it after the workers have ended."""
         stager = self.stager
         stager.stop()
-        if self._started or stager.cut_late:
+        if stager.staged or stager.cut_late:
             log.info(
                 "staging: chunks read from copies on this node: %d, read in place: %d, cut on demand: %d",
                 stager.staged,

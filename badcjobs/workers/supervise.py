@@ -331,7 +331,7 @@ class Supervisor(WorkerSetup):
         self.tally.failed += 1
         self.tally.missing += result.error_class in policy.FILE_FAULTS
         why = f"{result.error_class}: {_last_line(result.error)}"
-        log.error("%s failed for good (%s): %s", result.chunk.name, result.error_class, _last_line(result.error))
+        log.error("%s failed for good: %s", result.chunk.name, why)
         # Missing and damaged files are not a fault of the engine.
         if self.tally.done == 0 and self.tally.failed - self.tally.missing >= self.policy.give_up_after:
             self.give_up(f"{self.tally.failed} chunks failed and no chunk was done; last error: {why}")

@@ -25,6 +25,8 @@ from badcjobs.workers.work_queue import Batch, Fits, WorkQueue
 
 _FAILURES_SHARED = 3  # after this many sessions under MPS without a result, a worker does without MPS
 
+# The chunks of a batch that have no result yet, each with its start in the engine in ms; None: not started.
+InHand = dict[ChunkKey, tuple[Chunk, int | None]]
 # (device_id, chunks in hand with their start in ms, chunks processed at the same time) → Fits
 Timetable = Callable[[int | None, Sequence[tuple[Chunk, int | None]], int], Fits]
 
@@ -41,23 +43,6 @@ class Closed(NamedTuple):
 
     exit_code: int | None
     at_ms: int
-
-
-@dataclass
-class InHand:
-    """The chunks of a batch that have no result yet."""
-
-    unanswered: dict[ChunkKey, Chunk]
-    started_ms: dict[ChunkKey, int] = field(default_factory=dict)  # when the engine has started them
-
-    def remove(self, key: ChunkKey) -> None:
-        """Remove a chunk that has a result."""
-        self.unanswered.pop(key, None)
-        self.started_ms.pop(key, None)
-
-    def starts(self) -> list[tuple[Chunk, int | None]]:
-        """Return the chunks with their starts in milliseconds; None: not started."""
-        return [(chunk, self.started_ms.get(key)) for key, chunk in self.unanswered.items()]
 
 
 class BatchOver(NamedTuple):
@@ -154,7 +139,7 @@ class WorkerThread(threading.Thread):
 
     def _take(self) -> Batch | None:
         """Return the next batch without the chunks that need a lean session; those go back to the queue."""
-        batch = self.queue.take(self._room(InHand({})), lambda: self.retired)
+        batch = self.queue.take(self._room({}), lambda: self.retired)
         if batch is None or batch.alone:
             return batch
         return replace(batch, chunks=self._sort_out(batch.chunks))
@@ -180,7 +165,7 @@ class WorkerThread(threading.Thread):
 
     def _process(self, batch: Batch) -> bool:
         """Feed one batch to a session, and the chunks that follow it; report its end, and return whether to go on."""
-        in_hand = InHand({chunk.key: chunk for chunk in batch.chunks})
+        in_hand: InHand = {chunk.key: (chunk, None) for chunk in batch.chunks}
         broken = self._feed_session(batch, in_hand)
         if broken is None:
             self._failed_openings = 0
@@ -189,7 +174,7 @@ class WorkerThread(threading.Thread):
         self._blame(in_hand, broken)
 
         circumstances = self._circumstances(broken)
-        left = list(in_hand.unanswered.values())
+        left = [chunk for chunk, _ in in_hand.values()]
         now_ms = self.setup.clock.now_ms()
         self.report(BatchOver(left, broken, now_ms, circumstances, self._failed_openings))
         if broken is None:
@@ -208,10 +193,10 @@ class WorkerThread(threading.Thread):
             session = self._session(lean=any(map(self._needs_lean, batch.chunks)), apart=apart)
             for event in session.process(batch.chunks, self._more_for(in_hand, alone=batch.alone or apart)):
                 if isinstance(event, ChunkStarted):
-                    in_hand.started_ms[event.chunk.key] = event.at_ms
+                    in_hand[event.chunk.key] = (event.chunk, event.at_ms)
                 else:
                     event = self._note_result(event)
-                    in_hand.remove(event.chunk.key)
+                    in_hand.pop(event.chunk.key, None)
                 self.report(event)
         except SessionBroken as error:
             return error
@@ -221,28 +206,28 @@ class WorkerThread(threading.Thread):
 
     def _blame(self, in_hand: InHand, broken: SessionBroken | None) -> None:
         """Report chunks without a result as failed, if one of them may be the cause."""
-        chunks = list(in_hand.unanswered.values())
+        chunks = [chunk for chunk, _ in in_hand.values()]
         if broken is None and not self._interrupted:
             silent = SessionBroken(policy.NO_OUTPUT, "the engine gave no result for this chunk and continued")
             for chunk in chunks:
                 self._fail([chunk], in_hand, silent)
         elif broken is not None and not broken.at_start:
-            started = [chunk for chunk in chunks if chunk.key in in_hand.started_ms]
+            started = [chunk for chunk, started_at_ms in in_hand.values() if started_at_ms is not None]
             self._fail(started or chunks[:1], in_hand, broken)
 
     def _fail(self, suspects: Sequence[Chunk], in_hand: InHand, broken: SessionBroken) -> None:
         """Report these chunks as failed; several are not charged, because one is the cause."""
         now_ms = self.setup.clock.now_ms()
         for chunk in suspects:
+            _, started_at_ms = in_hand.pop(chunk.key)
             result = ChunkResult(
                 chunk,
-                in_hand.started_ms.get(chunk.key, now_ms),
+                now_ms if started_at_ms is None else started_at_ms,
                 now_ms,
                 error_class=broken.error_class,
                 error=str(broken),
                 charged=len(suspects) == 1,
             )
-            in_hand.remove(chunk.key)
             self.report(self._note_result(result))
 
     def _more_for(self, in_hand: InHand, *, alone: bool) -> More:
@@ -257,7 +242,7 @@ class WorkerThread(threading.Thread):
                 alone = True  # suspects need a worker with no other chunk in hand
                 return ()
             fresh = self._sort_out(fresh)
-            in_hand.unanswered.update((chunk.key, chunk) for chunk in fresh)
+            in_hand.update((chunk.key, (chunk, None)) for chunk in fresh)
             return fresh
 
         return more
@@ -284,8 +269,9 @@ class WorkerThread(threading.Thread):
 
     def _room(self, in_hand: InHand) -> Fits:
         """Return the test of which chunks still fit into the time left."""
-        self._parallel = max(self._parallel, len(in_hand.started_ms))
-        return self.setup.timetable(self.plan.device_id, in_hand.starts(), self._parallel)
+        chunks = list(in_hand.values())
+        self._parallel = max(self._parallel, sum(started_at_ms is not None for _, started_at_ms in chunks))
+        return self.setup.timetable(self.plan.device_id, chunks, self._parallel)
 
     # --- sessions -------------------------------------------------------------------------------------------------
 
