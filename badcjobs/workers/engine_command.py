@@ -336,8 +336,9 @@ class CommandSession:
         if named_output.is_file():
             return named_output
         stem = Path(chunk.audio_path).stem
-        tables = sorted(path for path in self._outputs.rglob("*") if path.suffix in _ENDINGS and path.is_file())
-        for table in sorted(tables, key=lambda table: table.suffix):
+        tables = [path for path in self._outputs.rglob("*") if path.suffix in _ENDINGS and path.is_file()]
+        tables.sort(key=lambda table: (table.suffix, table))
+        for table in tables:
             # A file of rec.001 also starts like one of rec: the longest name counts.
             named_after = [stem for stem in stems if table.name.startswith(f"{stem}.")]
             if max(named_after, key=len, default=None) == stem:

@@ -26,7 +26,6 @@ from badcjobs.workers.chunk_audio import PieceRun, available_s, describe_audio, 
 from badcjobs.workers.error_patterns import fault_of_node
 from badcjobs.workers.learned import Learned
 from badcjobs.workers.memory_limits import LEAN, MemoryLimit, MemoryLimits, Way, model_of
-from badcjobs.workers.policy import Circumstance
 from badcjobs.workers.staging import Stager, Upcoming, choose_staging
 
 log = logging.getLogger(__name__)
@@ -203,8 +202,9 @@ class SessionFeed:
             yield from self._take_unavailable()
             in_hand = list(self._in_hand.values())
             suspects = [handed for handed in in_hand if handed.is_started] or in_hand
-            if len(suspects) == 1:
-                self._note_break(broken, suspects[0].original, suspects[0].original.audio_s, self._way)
+            if len(suspects) == 1 and not broken.at_start:
+                chunk = suspects[0].original
+                self._note(chunk, broken.error_class, chunk.audio_s, self._way)
             error = self._with_original_paths(str(broken))
             raise SessionBroken(broken.error_class, error, at_start=broken.at_start) from broken
         finally:
@@ -256,9 +256,10 @@ class SessionFeed:
         )
         if charged:
             result = name_fault(result)
-        # A truncated recording has less audio than the chunk's times imply.
-        lengths_s = not_none((result.audio_s, original.audio_s))
-        return self._note(result, min(lengths_s, default=None), self._way)
+            # A truncated recording has less audio than the chunk's times imply.
+            lengths_s = not_none((result.audio_s, original.audio_s))
+            self._note(original, result.error_class, min(lengths_s, default=None), self._way)
+        return result
 
     def _with_original_paths(self, text: str) -> str:
         """Replace the paths of copies in a message by the original paths."""
@@ -269,32 +270,20 @@ class SessionFeed:
 
     # --- device memory --------------------------------------------------------------------------------------------
 
-    def _note(self, result: ChunkResult, audio_s: float | None, way: Way) -> ChunkResult:
-        """Record whether a chunk fitted; extend the error if there is no way left to process it."""
-        key = result.chunk.key
-        if result.ok:
-            self._limits.note_success(self._model, key, audio_s, way)
-        elif result.error_class == policy.OUT_OF_MEMORY and result.charged:
-            self._note_out_of_memory(result.chunk, audio_s, way)
-            if Circumstance.SMALLEST_WAY in self._limits.circumstances(key):
-                return replace(result, error=f"{result.error}\nno way to process it needs less device memory")
-        return result
-
-    def _note_break(
+    def _note(
         self,
-        broken: SessionBroken,
         chunk: Chunk,
+        error_class: str | None,
         audio_s: float | None,
         way: Way,
     ) -> None:
-        """Record that a chunk, the only one in progress, broke the session by its memory."""
-        if broken.error_class == policy.OUT_OF_MEMORY and not broken.at_start:
-            self._note_out_of_memory(chunk, audio_s, way)
-
-    def _note_out_of_memory(self, chunk: Chunk, audio_s: float | None, way: Way) -> None:
-        if not audio_s and not chunk.is_cut:
-            audio_s = self._cutter.length_s(Path(chunk.audio_path))
-        self._limits.note_out_of_memory(self._model, chunk.key, audio_s, way)
+        """Record whether a chunk, of which a try has ended, fitted into device memory."""
+        if error_class is None:
+            self._limits.note_success(self._model, chunk.key, audio_s, way)
+        elif error_class == policy.OUT_OF_MEMORY:
+            if not audio_s and not chunk.is_cut:
+                audio_s = self._cutter.length_s(Path(chunk.audio_path))
+            self._limits.note_out_of_memory(self._model, chunk.key, audio_s, way)
 
     # --- chunks in pieces -----------------------------------------------------------------------------------------
 
@@ -307,11 +296,12 @@ class SessionFeed:
                 if isinstance(event, ChunkStarted):
                     with self._lock:
                         self._in_pieces = True
-                    yield event
-                else:
-                    yield self._note(event, audio_s, way)
+                elif event.charged:
+                    self._note(chunk, event.error_class, audio_s, way)
+                yield event
         except SessionBroken as broken:
-            self._note_break(broken, chunk, audio_s, way)
+            if not broken.at_start:
+                self._note(chunk, broken.error_class, audio_s, way)
             at_start = broken.at_start and run.started_at_ms is None  # not if a piece was processed before
             raise SessionBroken(broken.error_class, str(broken), at_start=at_start) from broken
         finally:
