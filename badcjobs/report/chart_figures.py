@@ -133,8 +133,7 @@ class MetricForm(NamedTuple):
     name: str  # the column of `sample`
     unit: str
     digits: str  # a Bokeh format
-    bottom: float
-    top: float
+    top: float  # of the axis, from 0
     limit: float | None = None  # the limit of the device; None: not known, or not the same for all
     per_unit: float = 1.0  # the value of the column that is 1 in the unit
 
@@ -142,7 +141,7 @@ class MetricForm(NamedTuple):
 def metric(form: MetricForm, times: Any) -> Figure:
     """Return one metric over time: a line for the mean, and a band from smallest to largest."""
     name = form.name
-    plot = _figure(name, times, models.Range1d(form.bottom, form.top, bounds=(form.bottom, form.top)), 230)
+    plot = _figure(name, times, models.Range1d(0, form.top, bounds=(0, form.top)), 230)
     plot.patch("x", "y", source=_empty(f"{name}-band", "xy"), fill_color=_LINE, fill_alpha=0.2, line_color=None)
     plot.line("x", "y", source=_empty(f"{name}-mean", "xy"), line_color=_LINE, line_width=1.8)
     source = _empty(f"{name}-hover", ("left", "right", "low", "mean", "high", "floor", "roof"))

@@ -102,7 +102,7 @@ def _draw_over_time(summary: Summary, data: ChartData) -> tuple[dict[str, Any], 
     sent = {
         **_row_names(shown),
         "states": {state: STATE_WORDS[state] for state in STATES},
-        "forms": {form.name: [form.bottom, form.top] for form in forms},
+        "forms": {form.name: [0, form.top] for form in forms},
         "series": [_packed(f"All {count_devices(known):,} devices together", together, forms), *single],
     }
     about = {"unknown": len(summary.devices) - len(known), "left_out": len(known) - len(shown)}
@@ -131,18 +131,18 @@ def _forms(devices: Sequence[DeviceFacts], series: Stretches) -> list[MetricForm
     """Return how to draw each metric that any device has."""
     memory_gib = _same(d.memory_total_bytes and d.memory_total_bytes / _GIB for d in devices)
     power_w = _same(d.power_limit_w for d in devices)
-    lows = {name: _known(series.metrics[name].low) for name in CHARTED}
-    tops = {name: max(_known(series.metrics[name].high), default=1.0) or 1.0 for name in CHARTED}
-    coolest_c = min(lows["temperature_c"], default=0.0)
-    most_gib = max(tops["memory_used_bytes"] / _GIB, memory_gib or 0)
-    most_w = max(tops["power_w"], power_w or 0)
-    forms = [
-        MetricForm("utilization_percent", "%", "0", 0, 102),
-        MetricForm("memory_used_bytes", "GiB", "0.0", 0, 1.05 * most_gib, memory_gib, per_unit=_GIB),
-        MetricForm("temperature_c", "°C", "0", max(0, coolest_c - 6), tops["temperature_c"] + 6),
-        MetricForm("power_w", "W", "0", 0, 1.05 * most_w, power_w),
-    ]
-    return [form for form in forms if lows[form.name]]
+    forms = []
+    for name, unit, digits, per_unit, limit, least in (
+        ("utilization_percent", "%", "0", 1, None, 100),
+        ("memory_used_bytes", "GiB", "0.0", _GIB, memory_gib, 0),
+        ("temperature_c", "°C", "0", 1, None, 0),
+        ("power_w", "W", "0", 1, power_w, 0),
+    ):
+        highs = _known(series.metrics[name].high)
+        if highs:
+            top = max(max(highs) / per_unit, limit or 0, least) or 1.0
+            forms.append(MetricForm(name, unit, digits, 1.05 * top, limit, per_unit))
+    return forms
 
 
 def _known(values: Iterable[float]) -> list[float]:
@@ -163,7 +163,7 @@ def _packed(name: str, series: Stretches, forms: Sequence[MetricForm]) -> dict[s
     for form in forms:
         envelope = series.metrics[form.name]
         values = np.concatenate([envelope.low, envelope.mean, envelope.high]) / form.per_unit
-        steps = np.rint((values - form.bottom) / (form.top - form.bottom) * _STEPS)
+        steps = np.rint(values / form.top * _STEPS)
         steps = np.where(np.isnan(steps), _NOTHING, np.clip(steps, 0, _STEPS))
         figures[form.name] = _text(steps.astype("<u2"))
     return {"name": name, "begin": begin_ms, "edges": _text(edges_ms.astype("<u4")), "figures": figures}

@@ -19,7 +19,6 @@ from badcjobs.words import UNKNOWN, count, duration, energy, moment, number, pla
 
 COMPARISON_VERSION = 1
 _SAME = 0.005  # a smaller relative difference is "the same"
-_ALIKE = 0.01  # chunk lengths that differ by less than this are the same
 INCOMPARABLE = "cannot be compared"
 _OF_ONE_RUN = {"out", "source", "root", "shard"}  # these always differ
 Document = dict[str, Any]  # for --json, or a part of it
@@ -123,15 +122,8 @@ def compare(this: Summary, this_title: str, other: Summary, other_title: str) ->
     """Compare a job with another one."""
     about = _about(this, this_title)
     about_other = _about(other, other_title)
-    differences = list(_differences(about, about_other))
-    length_s = _audio_per_chunk(this)
-    other_length_s = _audio_per_chunk(other)
-    if length_s and other_length_s and abs(length_s / other_length_s - 1) >= _ALIKE:
-        differences.append(f"chunk length ({number(length_s)} s against {number(other_length_s)} s)")
     figures = [_figure(kind, this, other) for kind in FIGURES]
     conclusion = _conclude(figures, this_title, other_title)
-    if differences:
-        conclusion += f" They differ in {' and '.join(differences)}."
     return Comparison(
         version=COMPARISON_VERSION,
         this=about,
@@ -162,15 +154,6 @@ def _about(summary: Summary, title: str) -> Document:
         "engines": sorted({task.engine for task in summary.facts.tasks if task.engine}),
         "merged": summary.merged,
     }
-
-
-def _differences(about: Document, about_other: Document) -> Iterator[str]:
-    """Yield in which engines and models the jobs differ."""
-    for key, noun in (("engines", "engine"), ("models", "devices")):
-        ours = about[key]
-        theirs = about_other[key]
-        if ours and theirs and ours != theirs:
-            yield f"{noun} ({', '.join(ours)} against {', '.join(theirs)})"
 
 
 def news_of(comparison: Comparison) -> Iterator[tuple[str, str | None]]:

@@ -304,7 +304,6 @@ def _gaps(facts: JobFacts, summary: Summary) -> Cases:
     if total_s < max(_GAP_S, _GAP * all_s):
         return
     blind = sum(not device.samples for device in followed)
-    worst_first = sorted(followed, key=lambda device: -gap_s[device.device_id])
     yield {
         "severity": WARNING if blind or total_s > 0.5 * all_s else NOTE,
         "of_time": share(total_s, all_s),
@@ -312,7 +311,7 @@ def _gaps(facts: JobFacts, summary: Summary) -> Cases:
         "all_s": all_s,
         "blind": blind,
         "followed": len(followed),
-        "subjects": labels(device for device in worst_first if gap_s[device.device_id] > 0),
+        "subjects": labels(device for device in followed if gap_s[device.device_id] > 0),
     }
 
 

@@ -243,7 +243,7 @@ def _failures(facts: JobFacts) -> dict[str, list[FailedChunk]]:
         "poison_chunks",
         WARNING,
         says="{many:count chunk} crashed the engine twice and {many:was|were} given up.",
-        evidence=("errors: {how:?}",),
+        evidence=("{many:whole} of {s.chunks:count chunk}",),
         fix="Check {many:this file|one of these files}. The next run tries {many:it|them} again.",
     )
 )
@@ -251,10 +251,7 @@ def _poison(facts: JobFacts, summary: Summary) -> Cases:
     many = facts.chunks.get("poison", 0)
     if not many:
         return
-    chunks = [chunk for chunk in facts.failed if chunk.status == "poison"]
-    classes = Counter(chunk.error_class for chunk in chunks).most_common(3)
-    how = ", ".join(f"{times} × {error_class}" for error_class, times in classes)
-    yield {"many": many, "how": how, "subjects": _names(chunks)}
+    yield {"many": many, "subjects": _names([chunk for chunk in facts.failed if chunk.status == "poison"])}
 
 
 @topic(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from badcjobs.model import not_none
 from badcjobs.model.decisions import Code
@@ -34,6 +35,7 @@ from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
 from badcjobs.words import gpu_time
 from badcjobs.workers.engines import traits_of
 
+Tasks = Sequence[TaskFacts]
 LEAST_S = 120.0  # of GPU time: less does not show how busy a device can be
 _LEAST_SHARE = 0.1  # of the GPU time of the job: a last, short task does not count
 _ALL_CORES = 0.85
@@ -44,13 +46,6 @@ _GOOD_TASK_S = 1800.0
 _NO_CORES = (Code.START_ONE_PER_CORE, Code.NO_CORES_FOR_MORE)
 _TOOK_BACK = (Code.MORE_WORKERS_NOT_FASTER, Code.FEWER_WORKERS_AS_FAST)
 _NO_MEMORY = (Code.START_AS_MEMORY_HOLDS, Code.NO_MEMORY_FOR_MORE, Code.MEMORY_IN_USE_UNKNOWN, Code.MEMORY_TIGHT)
-
-
-class _Group(NamedTuple):
-    """A task, and its devices that were used and measured."""
-
-    task: TaskFacts
-    devices: Sequence[DeviceFacts]
 
 
 # --- what is said -----------------------------------------------------------------------------------------------------
@@ -174,26 +169,27 @@ _UNKNOWN = (
 )
 def _waiting(facts: JobFacts, summary: Summary) -> Cases:
     """Yield the main cause of idle GPUs; if there is none, a large loss in a busy job, or uneven tasks."""
-    groups = list(_groups(facts))
-    low = [group for group in groups if (busy_share(group.devices) or 0.0) < LOW]
-    if _granted_s(low) >= max(LEAST_S, _LEAST_SHARE * _granted_s(groups)):
+    tasks = list(_at_work(facts))
+    low = [task for task in tasks if (busy_share(task.its_devices) or 0.0) < LOW]
+    if _granted_s(low) >= max(LEAST_S, _LEAST_SHARE * _granted_s(tasks)):
         by_cause = _idle_by_cause(low, facts)
         cause = max(by_cause, key=by_cause.__getitem__)
         if cause not in ("ending", "failures"):  # these have findings of their own
             yield {**_loss(cause, by_cause, low, facts), "severity": severity_of(sum(by_cause.values()))}
             return
     gpu_s = 3600 * summary.gpu_hours
-    by_cause = _rest_by_cause(groups)
+    by_cause = _rest_by_cause(tasks)
     cause = max(_LARGE_CAUSES, key=by_cause.__getitem__)
     lost_s = by_cause[cause]
     if lost_s >= max(_WORTH_S, _WORTH * gpu_s):
         much = lost_s >= min(_MUCH_S, _MUCH * gpu_s)
-        yield {**_loss(cause, by_cause, groups, facts), "severity": WARNING if much else NOTE}
+        yield {**_loss(cause, by_cause, tasks, facts), "severity": WARNING if much else NOTE}
     else:
         yield from _uneven(facts)
 
 
-def _groups(facts: JobFacts) -> Iterator[_Group]:
+def _at_work(facts: JobFacts) -> Iterator[TaskFacts]:
+    """Yield the tasks with an engine, each with its devices that were used and measured."""
     devices = by_task(facts.devices)
     for task in facts.tasks:
         own = devices[task.name]
@@ -202,20 +198,19 @@ def _groups(facts: JobFacts) -> Iterator[_Group]:
         used = [device for device in own if has_tried(device) and not never_worked(device)]
         measured = [device for device in used if busy_share([device]) is not None]
         if measured and task.engine is not None:
-            yield _Group(task, measured)
+            yield replace(task, its_devices=tuple(measured))
 
 
-def _granted_s(groups: Sequence[_Group]) -> float:
-    return sum(device.total_s for group in groups for device in group.devices)
+def _granted_s(tasks: Tasks) -> float:
+    return sum(device.total_s for task in tasks for device in task.its_devices)
 
 
 # --- the main cause ---------------------------------------------------------------------------------------------------
 
 
-def _loss(cause: str, by_cause: Mapping[str, float], groups: Sequence[_Group], facts: JobFacts) -> Figures:
+def _loss(cause: str, by_cause: Mapping[str, float], tasks: Tasks, facts: JobFacts) -> Figures:
     """Return the figures that the rules need."""
-    tasks = [group.task for group in groups]
-    devices = [device for group in groups for device in group.devices]
+    devices = [device for task in tasks for device in task.its_devices]
     cost_s = by_cause[cause]
     lost_s = sum(by_cause.values())
     starts = _start_up_figures(tasks, devices, facts)
@@ -234,29 +229,29 @@ def _loss(cause: str, by_cause: Mapping[str, float], groups: Sequence[_Group], f
     }
 
 
-def _idle_by_cause(groups: Sequence[_Group], facts: JobFacts) -> Mapping[str, float]:
+def _idle_by_cause(tasks: Tasks, facts: JobFacts) -> Mapping[str, float]:
     """Return for how many seconds devices were idle for each cause, also while chunks were in progress."""
-    by_cause = _rest_by_cause(groups)
-    for group in groups:
-        while_working = _cause_of_idle_work(group, facts)
-        for device in group.devices:
+    by_cause = _rest_by_cause(tasks)
+    for task in tasks:
+        while_working = _cause_of_idle_work(task, facts)
+        for device in task.its_devices:
             idle = {state: seen_s(time) - (time.busy_s or 0.0) for state, time in device.states.items()}
             by_cause[while_working] += idle.get("working", 0.0)
             by_cause["failures"] += idle.get("failed", 0.0) + idle.get("lost", 0.0)
     return by_cause
 
 
-def _rest_by_cause(groups: Sequence[_Group]) -> dict[str, float]:
+def _rest_by_cause(tasks: Tasks) -> dict[str, float]:
     """Return for how many seconds devices had no chunk, by cause."""
     by_cause: dict[str, float] = defaultdict(float)
-    for group in groups:
-        for device in group.devices:
-            for cause, rest_s in _rest(device, group).items():
+    for task in tasks:
+        for device in task.its_devices:
+            for cause, rest_s in _rest(device, task).items():
                 by_cause[cause] += rest_s
     return by_cause
 
 
-def _rest(device: DeviceFacts, group: _Group) -> dict[str, float]:
+def _rest(device: DeviceFacts, task: TaskFacts) -> dict[str, float]:
     """Return the seconds without a chunk by cause.
 
     After its last chunk a device waits first for other devices, then for the end of the task.
@@ -265,12 +260,12 @@ def _rest(device: DeviceFacts, group: _Group) -> dict[str, float]:
     lost = {"start_up": seconds.get("start_up", 0.0)}
     resting_s = seconds.get("waiting", 0.0) + seconds.get("idle", 0.0)
     own_ms = device.work.last_end_ms
-    task_ms = group.task.last_sign_ms
+    task_ms = task.last_sign_ms
     rests = []
     if own_ms is not None and device.work.gave_up is not None:
         rests = [("failures", task_ms - own_ms)]
     elif own_ms is not None:
-        last_ms = max(not_none(device.work.last_end_ms for device in group.devices))
+        last_ms = max(not_none(device.work.last_end_ms for device in task.its_devices))
         rests = [("tail", last_ms - own_ms), ("ending", task_ms - last_ms)]
     for cause, rested_ms in rests:
         lost[cause] = min(resting_s, rested_ms / 1000)
@@ -279,10 +274,9 @@ def _rest(device: DeviceFacts, group: _Group) -> dict[str, float]:
     return lost
 
 
-def _cause_of_idle_work(group: _Group, facts: JobFacts) -> str:
+def _cause_of_idle_work(task: TaskFacts, facts: JobFacts) -> str:
     """Return what devices wait for while chunks are in progress: cores, another worker, or audio."""
-    task = group.task
-    p50_s = not_none(device.work.chunk_p50_s for device in group.devices)
+    p50_s = not_none(device.work.chunk_p50_s for device in task.its_devices)
     if traits_of(task.engine).one_program_per_chunk and p50_s and min(p50_s) <= _PROGRAM_S:
         return "start_up"  # one program per chunk
     cpu = task.cpu_mean_cores
@@ -302,7 +296,7 @@ def _reasons(facts: JobFacts, codes: Collection[Code]) -> list[str]:
     return [decision.reason for decision in facts.decisions if decision.code in codes]
 
 
-def _start_up_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> Figures:
+def _start_up_figures(tasks: Tasks, devices: Sequence[DeviceFacts], facts: JobFacts) -> Figures:
     """Return how long engine starts and chunks took, and the array size that starts fewer engines."""
     starting_s = sum(device.state_s.get("start_up", 0.0) for device in devices)
     array_tasks = len({(task.job_id, task.array_index) for task in facts.tasks})
@@ -319,7 +313,7 @@ def _start_up_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts]
     }
 
 
-def _request_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts]) -> Figures:
+def _request_figures(tasks: Tasks, devices: Sequence[DeviceFacts]) -> Figures:
     """Return how busy the cores were, and how many to request where the GPUs wait for them."""
     granted = max(task.cpus or 0 for task in tasks)
     short_by = 0.9 / max(busy_share(devices) or 0.0, 0.01)
@@ -330,7 +324,7 @@ def _request_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts])
     }
 
 
-def _worker_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> Figures:
+def _worker_figures(tasks: Tasks, devices: Sequence[DeviceFacts], facts: JobFacts) -> Figures:
     """Return the workers, the memory for more of them, and the result of trying more."""
     workers = sum(task.workers or 1 for task in tasks)
     requested = max(task.memory_limit_bytes or 0 for task in tasks)

@@ -288,7 +288,8 @@ HEADLINES = {
     ),
     "detections": ("{labels:list?}", " and {more_labels:count other_label?}"),
     "telemetry": (
-        "{samples:count sample}, {gaps}",
+        "{samples:count sample}",
+        ", {gaps:count gap?}, {gap_s:duration} in total",
         "; off in {s.tasks_without_telemetry:count task?} (--no-emit-gpu-telemetry)",
     ),
 }
@@ -339,24 +340,16 @@ def _name_gaps(gaps: NameGaps | None) -> Iterator[str]:
 def _device_figures(summary: Summary) -> Figures:
     """Return what the devices did and used."""
     kwh = summary.kwh_per_1000_audio_hours
+    gaps = [gap for gap in summary.facts.gaps if gap.metric is None]
     states = summary.states if any(task.engine for task in summary.facts.tasks) else {}
     shares = {STATE_WORDS[state]: time.share_percent or 0.0 for state, time in states.items()}
     return {
         "use": tuple(f"{state} {share_words(share)}" for state, share in shares.items() if share >= 0.5),
         "joules": kwh and kwh * 3600,
         "samples": sum(device.samples for device in summary.devices),
-        "gaps": _gap_words(summary),
+        "gaps": sum(gap.gaps for gap in gaps),
+        "gap_s": sum(gap.seconds for gap in gaps),
     }
-
-
-def _gap_words(summary: Summary) -> str:
-    gaps = [gap for gap in summary.facts.gaps if gap.metric is None]
-    if gaps:
-        total_s = sum(gap.seconds for gap in gaps)
-        return f"{count(sum(gap.gaps for gap in gaps), 'gap')}, {duration(total_s)} in total"
-    if any(device.samples for device in summary.devices):
-        return "no gaps"
-    return "gaps unknown"
 
 
 # --- what is new, and alerts -------------------------------------------------------------------------
