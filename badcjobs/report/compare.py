@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,7 +10,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from badcjobs.report.document import finite
-from badcjobs.report.job_tables import flat_settings
+from badcjobs.report.job_tables import flat_settings, setting_words
 from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, Summary, ratio
 from badcjobs.report.tables import Table
 from badcjobs.report.verdict import news_words
@@ -164,7 +163,7 @@ def news_of(comparison: Comparison) -> Iterator[tuple[str, str | None]]:
             yield f"The merge of {about['title']}: {news}.", about["merged"].command
 
 
-def comparison_tables(comparison: Comparison) -> Iterator[tuple[str, Table | str]]:
+def comparison_tables(comparison: Comparison) -> Iterator[tuple[str, Table]]:
     """Yield headings and tables: the jobs and their figures, the share of each state, the settings that differ."""
     titles = [(plain(about["title"]), "text") for about in (comparison.this, comparison.other)]
     columns = [("", "text"), *titles, ("change", "text")]
@@ -173,12 +172,13 @@ def comparison_tables(comparison: Comparison) -> Iterator[tuple[str, Table | str
     if comparison.states:
         columns[0] = ("share of the GPU time", "text")
         yield "What the devices did", Table("states", "Both jobs", columns, [*map(_row, comparison.states)])
-    settings = [(key, _setting(pair["this"]), _setting(pair["other"])) for key, pair in comparison.settings.items()]
-    if settings:
-        yield "Settings", Table("settings", "Both jobs", [("settings that differ", "text"), *titles], settings)
-    else:
+    settings = [
+        (key, setting_words(pair["this"]), setting_words(pair["other"])) for key, pair in comparison.settings.items()
+    ]
+    if not settings:
         known = "no setting differs" if comparison.settings_known else "the settings of one of them are not known"
-        yield "Settings", known
+        settings = [(known, "", "")]
+    yield "Settings", Table("settings", "Both jobs", [("settings that differ", "text"), *titles], settings)
 
 
 def _row(figure: Figure) -> tuple[str, ...]:
@@ -193,12 +193,6 @@ def _described(comparison: Comparison) -> Iterator[tuple[str, ...]]:
     for name, key in (("devices", "models"), ("engine", "engines")):
         yield name, *(", ".join(about[key]) or UNKNOWN for about in both), ""
     yield "verdict", *(about["verdict"] for about in both), ""
-
-
-def _setting(value: Any) -> str:
-    if value is None:
-        return UNKNOWN
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -234,23 +228,16 @@ def _figure(kind: Kind, this: Summary, other: Summary) -> Figure:
 
 
 def change_words(this: float, other: float, *, points: bool = False) -> str:
-    """Return the change from the other job to this one: '2.1 ×', '12 % less'.
+    """Return the change from the other job to this one: '2.10 ×'.
 
     ``points``: the figure is a percentage; the change is the difference of the percentages as shown.
     """
     difference = floor(this + 0.5) - floor(other + 0.5)
     if (points and not difference) or abs(this - other) < _SAME * other:
         return "the same"
-    direction = "more" if this > other else "less"
     if points:
-        return f"{count(abs(difference), 'point')} {direction}"
-    if 0 < this < other / 100:  # "100 % less" would be nothing
-        return f"1/{number(other / this, 0)} ×"
-    if this >= 2 * other > 0:
-        return f"{number(this / other)} ×"
-    if other > 0:
-        return f"{abs(this / other - 1) * 100:.0f} % {direction}"
-    return direction
+        return f"{count(abs(difference), 'point')} {'more' if difference > 0 else 'less'}"
+    return f"{number(this / other, 2)} ×" if other else "more"
 
 
 def _conclude(figures: Sequence[Figure], this: str, other: str) -> str:

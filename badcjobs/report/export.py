@@ -197,13 +197,8 @@ def _check(order: ExportOrder, database: Path) -> None:
 
 def _find_mistakes(order: ExportOrder, database: Path) -> Iterator[str]:
     output = order.output
-    filters = {
-        "--by-study-area": order.by_study_area,
-        "--species": order.species,
-        "--min-score": order.min_score is not None,
-    }
-    if order.tables:
-        yield from (f"{name} is for detections: not with --table" for name in filters if filters[name])
+    if order.tables and (order.by_study_area or order.species or order.min_score is not None):
+        yield "--by-study-area, --species and --min-score are for detections: not with --table"
     if order.form in _OWN_FORMATS and (order.tables or order.by_study_area):
         yield f"--format {order.form} has its own files: it takes neither --table nor --by-study-area"
     if "" in order.species:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -364,18 +365,16 @@ def stray_table(proof: Completeness) -> Table:
 
 def setting_table(values: Mapping[str, Any]) -> Table:
     """Return the settings, without those that are not set."""
-    rows: list[Row] = []
-    for name, value in sorted(flat_settings(values).items()):
-        if value is None or value in ([], ()):
-            continue
-        if isinstance(value, bool):
-            text = "yes" if value else "no"
-        elif isinstance(value, list | tuple):
-            text = "\n".join(map(str, value))
-        else:
-            text = str(value)
-        rows.append((name, text))
+    settings = sorted(flat_settings(values).items())
+    rows = [(name, setting_words(value)) for name, value in settings if value not in (None, [], ())]
     return Table("setting-table", "Settings", columns("<setting", "<<value"), rows)
+
+
+def setting_words(value: Any) -> str:
+    """Return the value of a setting."""
+    if value is None:
+        return UNKNOWN
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def flat_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -224,7 +224,6 @@ def _loss(cause: str, by_cause: Mapping[str, float], tasks: Tasks, facts: JobFac
         "cost_s": cost_s,
         "each_chunk": starts["programs"] and starts["starting_s"] < 0.5 * by_cause["start_up"],
         **starts,
-        **_request_figures(tasks, devices),
         **_worker_figures(tasks, devices, facts),
     }
 
@@ -313,24 +312,18 @@ def _start_up_figures(tasks: Tasks, devices: Sequence[DeviceFacts], facts: JobFa
     }
 
 
-def _request_figures(tasks: Tasks, devices: Sequence[DeviceFacts]) -> Figures:
-    """Return how busy the cores were, and how many to request where the GPUs wait for them."""
-    granted = max(task.cpus or 0 for task in tasks)
-    short_by = 0.9 / max(busy_share(devices) or 0.0, 0.01)
-    return {
-        "used_cores": middle(task.cpu_mean_cores for task in tasks),
-        "cores_granted": middle(task.cpus or None for task in tasks),
-        "cores": math.ceil(granted * min(2.0, short_by)) or None,
-    }
-
-
 def _worker_figures(tasks: Tasks, devices: Sequence[DeviceFacts], facts: JobFacts) -> Figures:
-    """Return the workers, the memory for more of them, and the result of trying more."""
+    """Return the workers, their cores and memory, what more of them would need, and the result of trying more."""
+    cores = max(task.cpus or 0 for task in tasks)
+    short_by = 0.9 / max(busy_share(devices) or 0.0, 0.01)
     workers = sum(task.workers or 1 for task in tasks)
     requested = max(task.memory_limit_bytes or 0 for task in tasks)
     no_memory = _reasons(facts, _NO_MEMORY)
     tried = _reasons(facts, _TOOK_BACK)
     return {
+        "used_cores": middle(task.cpu_mean_cores for task in tasks),
+        "cores_granted": middle(task.cpus or None for task in tasks),
+        "cores": math.ceil(cores * min(2.0, short_by)) or None,
         "each": round(workers / len(tasks)),
         "started": sum(device.work.workers for device in devices),
         "places": workers,

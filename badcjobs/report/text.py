@@ -193,9 +193,8 @@ def comparison_text(comparison: Comparison, width: int = WIDTH) -> str:
         blocks.append(wrap(f"  {news}", indent=2, width=width))
         if command is not None:
             blocks[-1].append(f"    {plain(command)}")
-    for _, part in comparison_tables(comparison):
-        lines = table_text(part, width) if isinstance(part, Table) else [f"  {part}"]
-        blocks.append([plain(line) for line in lines])
+    for _, table in comparison_tables(comparison):
+        blocks.append(list(map(plain, table_text(table, width))))
     return _joined(*blocks)
 
 
@@ -207,9 +206,8 @@ def comparison_markdown(comparison: Comparison) -> str:
         parts.append(escaped(news))
         if command is not None:
             parts.append(_code([command]))
-    for heading, part in comparison_tables(comparison):
-        parts.append(f"## {heading}")
-        parts.append(table_markdown(part) if isinstance(part, Table) else part)
+    for heading, table in comparison_tables(comparison):
+        parts += [f"## {heading}", table_markdown(table)]
     return "\n\n".join(parts) + "\n"
 
 
