@@ -376,7 +376,7 @@ def stream_samples(
         if not sight.grant.devices:
             fix = "badcjobs record --out - --simulate 2"
             raise NotHere("there is no GPU to record", why=sight.trouble or sight.grant.why, fix=fix)
-        stream = SampleStream(sight, emit, world.clock, options.interval_s)
+        emit_due = _emitter(sight, emit, world.clock, options.interval_s)
         mark = task_mark(read_allocation(world), world)
         try:
             return _follow(
@@ -384,48 +384,43 @@ def stream_samples(
                 duration_s,
                 world,
                 mark,
-                stream.emit_due,
+                emit_due,
                 2,
             )
         except BrokenPipeError as error:
             return 0 if isinstance(error.__cause__, BrokenPipeError) else int(ExitCode.DATABASE)
 
 
-@dataclass(eq=False)
-class SampleStream:
-    """Emits the samples of devices as JSON lines, at an interval from its start on."""
+def _emitter(sight: OpenedDevices, emit: Callable[[str], None], clock: Clock, interval_s: float) -> Callable[[], float]:
+    """Return a function that emits the due samples of all devices, and returns the seconds until the next are due."""
+    start_s = clock.monotonic_s()
+    due_s = start_s
+    troubles: set[str] = set()  # each is reported once
 
-    sight: OpenedDevices
-    emit: Callable[[str], None]
-    clock: Clock
-    interval_s: float
+    def emit_due() -> float:
+        nonlocal due_s
+        now_s = clock.monotonic_s()
+        if now_s >= due_s:
+            due_s = now_s + interval_s - (now_s - start_s) % interval_s
+            now_ms = clock.now_ms()
+            for device in sight.grant.devices:
+                emit_sample(device, now_ms)
+        return max(0.0, due_s - clock.monotonic_s())
 
-    def __post_init__(self) -> None:
-        self._start_s = self._due_s = self.clock.monotonic_s()
-        self._troubles: set[str] = set()  # each is reported once
-
-    def emit_due(self) -> float:
-        """Emit a line for each device if the interval is over; return the seconds until it is over again."""
-        now_s = self.clock.monotonic_s()
-        if now_s >= self._due_s:
-            self._due_s = now_s + self.interval_s - (now_s - self._start_s) % self.interval_s
-            now_ms = self.clock.now_ms()
-            for device in self.sight.grant.devices:
-                self._emit_sample(device, now_ms)
-        return max(0.0, self._due_s - self.clock.monotonic_s())
-
-    def _emit_sample(self, device: Device, now_ms: int) -> None:
+    def emit_sample(device: Device, now_ms: int) -> None:
         try:
-            reading = self.sight.reader.read(device.uuid or "")
+            reading = sight.reader.read(device.uuid or "")
         except DeviceUnreadable as error:
             trouble = f"{device.uuid or device.token} cannot be read: {error}"
-            if trouble not in self._troubles:
-                self._troubles.add(trouble)
+            if trouble not in troubles:
+                troubles.add(trouble)
                 log.warning("%s", trouble)
             return
         at = datetime.fromtimestamp(now_ms / 1000, timezone.utc).isoformat(timespec="milliseconds")[:-6] + "Z"
         row = {"at": at, "at_ms": now_ms, "device_index": device.index, "uuid": device.uuid, "name": device.name}
-        self.emit(json.dumps(row | {metric: getattr(reading, metric) for metric in METRICS}))
+        emit(json.dumps(row | {metric: getattr(reading, metric) for metric in METRICS}))
+
+    return emit_due
 
 
 def start_recording(

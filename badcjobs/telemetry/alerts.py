@@ -104,14 +104,6 @@ class AlertBook(Book):
         """The alerts that have not ended."""
         return [state.alert for state in self._states.values() if state.alert is not None]
 
-    def resume(self) -> None:
-        """Continue the open alerts of a recorder that died."""
-        assert self.writer is not None
-        for values in self.writer.rows_of("alert", "WHERE ended_at_ms IS NULL"):
-            device = self._conditions[values["device_id"]].device
-            alert = Alert(device_index=device.device_index, device_uuid=device.uuid, **values)
-            self._states[_place(alert.device_id, alert.kind, alert.message)] = AlertState(alert)
-
     def write(self, at_ms: int, readings: Readings, unreadable: Unreadable) -> None:
         """Evaluate one sample and write the changes."""
         for device_id, reading in readings:

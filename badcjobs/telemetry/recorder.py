@@ -16,13 +16,13 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, astuple, dataclass, field, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from badcjobs.model import METRICS, AlertLimits, HostReading, Reading, StandIn
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
-from badcjobs.store.connect import create_live, read_value, rows_by_name, transaction
+from badcjobs.store.connect import create_live, read_value, transaction
 from badcjobs.store.live_files import LAST_READING, take_snapshot
-from badcjobs.store.schema import columns_of, insert_sql
+from badcjobs.store.schema import insert_sql
 
 log = logging.getLogger(__name__)
 
@@ -450,10 +450,11 @@ class TelemetryWriter:
         if changed.rowcount == 0:
             self.put("alert", values)
 
-    def rows_of(self, table: str, which: str) -> list[dict[str, Any]]:
-        """Return rows of an earlier recorder, without their task."""
-        names = ", ".join(name for name in columns_of(table) if name != "task_id")
-        return rows_by_name(self._db, f"SELECT {names} FROM {table} {which}")
+    def end_open_alerts(self) -> None:
+        """End the alerts of a recorder that died; if a problem lasts, it is a new alert."""
+        last_ms = f"max(started_at_ms, ({LAST_READING}))"
+        with suppress(sqlite3.Error):  # on a full disk they stay open
+            self._db.execute(f"UPDATE alert SET ended_at_ms = {last_ms} WHERE ended_at_ms IS NULL")
 
     def write_process_samples(self, rows: Sequence[tuple[int, int, int, int | None, int | None]]) -> None:
         """Write the processes of one sample: device, time, pid, memory, share of the multiprocessors."""

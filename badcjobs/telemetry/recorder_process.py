@@ -111,8 +111,8 @@ class RecorderProcess:
 
     def record(self) -> tuple[str, Unwritten]:
         """Take samples until the wrapper stops it; return the last message, and what could not be written."""
-        if self.again:  # continue open alerts, so that they are not reported twice
-            self._alerts.resume()
+        if self.again:
+            self._writer.end_open_alerts()
         self._recorder.run(self._wait)
         self.reader.close()
         self._report(protocol.COST, self._cost.text)

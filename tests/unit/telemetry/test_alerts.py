@@ -47,7 +47,7 @@ class Book:
             elif said == "again":
                 self.writer.close()
                 self._open()
-                self.book.resume()
+                self.writer.end_open_alerts()
             elif said[0].isalpha():
                 metric = said
             else:
