@@ -474,10 +474,10 @@ def check_values(
         setting = SETTINGS[table].get(key)
         if setting is None:
             continue
-        value = _convert(setting, given_value)
+        value = convert(setting, given_value)
         if setting.unset is not None and value == setting.unset:
             values[key] = None
-        elif problem := _find_problem(setting, value):
+        elif problem := find_problem(setting, value):
             shown = "" if setting.secret else f" = {to_toml(value)}"
             mistakes.append(f"{place_of(key)}{shown} {problem}")
         else:
@@ -485,7 +485,7 @@ def check_values(
     return values
 
 
-def _convert(setting: Setting, value: Any) -> Any:
+def convert(setting: Setting, value: Any) -> Any:
     """Return a value in the type of its setting, if TOML or a caller may write it in another one."""
     is_number = type(value) in (int, float)
     if is_number and setting.kind == "text" and setting.check is not None:
@@ -503,8 +503,8 @@ def _convert(setting: Setting, value: Any) -> Any:
     return value
 
 
-def _find_problem(setting: Setting, value: Any) -> str | None:
-    """Return the problem of a value; None: it is right."""
+def find_problem(setting: Setting, value: Any) -> str | None:
+    """Return the problem of a converted value; None: it is right."""
     kind: Any
     kind, description = _KINDS[setting.kind]
     if setting.among and value not in setting.among:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import os
 import sqlite3
 import threading
@@ -31,7 +30,7 @@ from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import AlertLimits, Device, StandIn
 from badcjobs.report.document import document_of
 from badcjobs.report.job import find_job_database, summarize_database
-from badcjobs.settings import check_values
+from badcjobs.settings import Setting, check_values, convert, find_problem
 from badcjobs.store.connect import as_sqlite_utils, open_sealed, read_only_uri, rows_by_name
 from badcjobs.store.figures import distribution
 from badcjobs.store.publish import TEXT_FORMS
@@ -137,16 +136,14 @@ def pick_devices(
 
 
 def _check_number(
-    name: str, value: object, *, least: float, most: float = math.inf, whole: bool = False, optional: bool = False
+    name: str, value: object, *, least: float, most: float | None = None, whole: bool = False, optional: bool = False
 ) -> None:
     if value is None and optional:
         return
-    is_number = type(value) is int or (type(value) is float and not whole)
-    if is_number and least <= value <= most and value != math.inf:  # type: ignore[operator]
-        return
-    kind = "a whole number" if whole else "a number"
-    limits = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
-    raise BadArgument(f"{name}={value!r} is not valid", why=f"it must be {kind}, {limits}")
+    setting = Setting("count" if whole else "number", "", least=least, most=most)
+    problem = find_problem(setting, convert(setting, value))
+    if problem is not None:
+        raise BadArgument(f"{name}={value!r} is not valid", why=f"it {problem}")
 
 
 def _simulated(simulate: int | None) -> StandIn:

@@ -261,7 +261,7 @@ class FaultWatch:
             if all(_address(card) != address for address, _ in self._watched.values()):  # slices share events
                 kinds = nvml.nvmlDeviceGetSupportedEventTypes(card) & nvml.nvmlEventTypeXidCriticalError
                 if not kinds:
-                    raise nvml.NVMLError(nvml.NVML_ERROR_NOT_SUPPORTED)
+                    return
                 if self._events is None:
                     self._events = nvml.nvmlEventSetCreate()
                 nvml.nvmlDeviceRegisterEvents(card, kinds, self._events)

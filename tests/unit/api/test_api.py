@@ -101,7 +101,7 @@ def test_what_cannot_be_used_is_refused_before_the_work(tmp_path, pages):
             badcjobs.Recorder(tmp_path / "run.sqlite", **arguments)
         assert isinstance(refused.value, BadInput)
         said.append(str(refused.value))
-    with pytest.raises(ValueError, match="whole number, at least 1"):
+    with pytest.raises(ValueError, match="must be at least 1"):
         badcjobs.list_devices(simulate=0)
     pages({"refusals.txt": "\n".join(said)})
     assert (tmp_path / "there.sqlite").read_text() == "precious"
