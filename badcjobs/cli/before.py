@@ -127,23 +127,16 @@ def _check_order(
         site_trust=None if site or "site" in project.keys else trust,
     )
     if sources and is_job_script(sources[0]):
-        return _with_script(order, sources, project, flags, options)
+        # A job script says for itself what the project file would say.
+        out = flags.get("out")
+        return replace(
+            order,
+            settings=RunSettings(out=out and Path(out), source=tuple(sources[1:])),  # type: ignore[arg-type]
+            submit=Project.parse({}, keys=project.keys).make(SubmitSettings, options, "check"),
+            script=sources[0],
+            run_words=tuple(option_words(flags)),
+        )
     return _with_source(order, sources, project, flags, options, "--site " if site else "--config site=")
-
-
-def _with_script(
-    order: CheckOrder, sources: Sequence[str], project: Project, flags: dict[str, Any], options: dict[str, Any]
-) -> CheckOrder:
-    """Add a job script, which says for itself what the project file would say."""
-    of_line = Project.parse({}, keys=project.keys)
-    out = flags.get("out")
-    return replace(
-        order,
-        settings=RunSettings(out=out and Path(out), source=tuple(sources[1:])),  # type: ignore[arg-type]
-        submit=of_line.make(SubmitSettings, options, "check"),
-        script=sources[0],
-        run_words=tuple(option_words(flags)),
-    )
 
 
 def _with_source(

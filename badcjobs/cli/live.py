@@ -192,9 +192,7 @@ def _announce(place: ServerAddress, target: Path | None, token: str | None, *, j
         remark(f"from outside the cluster: {tunnel}   then open http://127.0.0.1:{place.port}/{hint}")
         remark("the connection is not encrypted, except inside ssh")
         return
-    machine = socket.getfqdn()
-    if machine.startswith("localhost"):
-        machine = "THIS_MACHINE"
+    machine = socket.gethostname()
     remark(f"from another computer: ssh -N -L {place.port}:127.0.0.1:{place.port} {machine}   then the same address")
     if not token:
         remark("every user of this machine can open it; set BADCJOBS_TOKEN to prevent that")

@@ -53,7 +53,7 @@ def gpus(
     Example:
       badcjobs gpus --simulate 4 --free 2
     """
-    request = _request(free, everything, min_memory_mib=min_memory_mib, max_utilization=max_utilization, wait=wait)
+    request = _request(free, min_memory_mib, max_utilization, wait, everything)
     try:
         listing = _list_devices(request, find_stand_in(read_project(context), simulate), everything=everything)
     except NotHere as error:
@@ -89,22 +89,16 @@ def _list_devices(request: DeviceRequest | None, stand_in: StandIn, *, everythin
 
 
 def _request(
-    free: int | None,
-    everything: bool,
-    *,
-    min_memory_mib: int | None,
-    max_utilization: float | None,
-    wait: float | None,
+    free: int | None, min_memory_mib: int | None, max_utilization: float | None, wait: float | None, everything: bool
 ) -> DeviceRequest | None:
     """Return which devices --free asks for; None: it is not given."""
     from badcjobs.devices.free import DeviceRequest
 
-    limits = (min_memory_mib, max_utilization, wait)
-    if free is None and limits != (None, None, None):
+    if free is None:
+        if (min_memory_mib, max_utilization, wait) == (None, None, None):
+            return None
         what = "--min-memory-mib, --max-utilization and --wait need --free"
         raise BadInput(what, fix="badcjobs gpus --free 1 --wait 60")
-    if free is None:
-        return None
     if everything:
         raise BadInput(
             "--all and --free together",
@@ -242,21 +236,18 @@ def _device_table(devices: Sequence[Mapping[str, Any]], width: int | None) -> li
 def _process_lines(devices: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
     """Return the processes on the devices, and which devices do not tell theirs."""
     rows = []
-    unlisted = []
     for device in devices:
         name = _device_name(device)
         if device["processes"] is None:
-            unlisted.append(f"  {name}: process list not available")
+            rows.append((name, UNKNOWN, UNKNOWN, "process list not available", UNKNOWN))
         for process in device["processes"] or ():
             user = process["user"] or UNKNOWN
             program = process["program"] or UNKNOWN
             rows.append((name, str(process["pid"]), user, program, memory(process["memory_used_bytes"])))
-    if len(unlisted) == len(devices):
-        return unlisted
     if not rows:
-        return ["  no process is on these devices", *unlisted]
+        return ["  no process is on these devices"]
     heads = columns("<device", "<pid", "<user", "<program", "memory")
-    return [*table_text(Table("processes", "Processes", heads, rows), width), *unlisted]
+    return table_text(Table("processes", "Processes", heads, rows), width)
 
 
 def _device_name(device: Mapping[str, Any]) -> str:

@@ -81,8 +81,8 @@ def with_settings(table: str, *, hidden: bool = False) -> Callable[[Callable[...
             kind = inspect.Parameter.KEYWORD_ONLY
             parameters.append(inspect.Parameter(key, kind, default=None, annotation=annotation))
 
-        def with_all(*context: Any, **given: Any) -> int:
-            return command(*context, **{name: None if value == [] else value for name, value in given.items()})
+        def with_all(**given: Any) -> int:
+            return command(**{name: None if value == [] else value for name, value in given.items()})
 
         with_all.__doc__ = command.__doc__
         with_all.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters} | {"return": int}

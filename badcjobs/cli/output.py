@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -178,26 +179,27 @@ def _log_to(handler: logging.Handler, level: int) -> None:
     logging.getLogger("badcjobs").addHandler(handler)
 
 
+@dataclass(slots=True)
 class Pace:
     """Prints the progress of a long operation to stderr, every few seconds: amount, speed and remaining time."""
 
-    def __init__(self, what: str, every_s: float = 3.0) -> None:
-        self._what = what
-        self._every_s = every_s
-        self._started_s = self._next_s = 0.0  # the first call starts the clock
+    what: str
+    every_s: float = 3.0
+    _started_s: float = 0.0  # the first call starts the clock
+    _next_s: float = 0.0
 
     def __call__(self, done: int, of: int | None = None, rows: int | None = None, *, what: str | None = None) -> None:
         """Report the amount done, and its rows; ``what`` replaces the name of the amount."""
         now_s = time.monotonic()
         if not self._started_s:
             self._started_s = now_s
-            self._next_s = now_s + self._every_s
+            self._next_s = now_s + self.every_s
         if now_s < self._next_s or done == of:  # the result follows
             return
         spent_s = now_s - self._started_s
-        self._next_s = now_s + self._every_s
+        self._next_s = now_s + self.every_s
         amount = f"{done:,}" if of is None else f"{done:,} of {of:,}"
-        text = f"{amount} {what or self._what}, {done / spent_s:,.0f} a second"
+        text = f"{amount} {what or self.what}, {done / spent_s:,.0f} a second"
         if rows is not None:
             text += f" with {rows / spent_s:,.0f} rows"
         if of is not None and done:

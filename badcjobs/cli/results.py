@@ -156,7 +156,7 @@ def report(
     with report_job(
         job, SystemClock(), compare, Pace(ROWS), QueueReader(SystemClock()), readings=readings, billing=billing
     ) as forms:
-        for path, make in ((html, forms.to_html), (markdown, forms.to_markdown), (prometheus, forms.to_prometheus)):
+        for (_, path, _), make in zip(targets, (forms.to_html, forms.to_markdown, forms.to_prometheus), strict=True):
             if path is not None:
                 _write(path, make())
     if json_wanted:

@@ -121,12 +121,9 @@ class ProgressBars:
         try:
             if self._live is not None:
                 self._live.stop()
-        except OSError:
-            pass  # the terminal is closed
-        try:
             if sys.stderr is not None:
                 sys.stderr.flush()
-        except OSError:  # else Python, which flushes at exit, would change the exit code
+        except OSError:  # the terminal is closed; Python, which flushes at exit, would change the exit code
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
     def _begin(self) -> Live:
