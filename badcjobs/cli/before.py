@@ -335,7 +335,7 @@ def probe(
         again=again,
     )
     inputs = [*map(Path, audio), *filter(None, [project.file])]
-    refuse_data([("--out", out, "probe.json"), ("--html", html, "probe.html")], inputs)
+    refuse_data({"--out": out, "--html": html}, inputs)
     if html is not None:
         _check_page(html)
     log_to_stderr(quiet=False)

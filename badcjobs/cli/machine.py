@@ -126,7 +126,7 @@ def record(
 
     log_to_stderr()
     if force:
-        refuse_data([("--out", out, f"recording{out.suffix}")], whatever_it_holds=True)
+        refuse_data({"--out": out}, whatever_it_holds=True)
     project = read_project(context, "alerts")
     world = read_world()
     options = RecordingOptions(

@@ -45,7 +45,7 @@ Simulate = Annotated[str | None, typer.Option(metavar="N|FILE", help="Use simula
 CONFIG = "badcjobs.config"  # keys of the context of a call
 RUN_OPTIONS = "badcjobs.run_options"
 _NOT_AFTER_DASHES = ("-o", "--out", "--shard", "--json", "--config", "--wait", "--again", "--dry-run", "--cluster")
-Target = tuple[str, Path | None, str]  # an output file: its option, its path (None: not requested), a name to suggest
+Targets = Mapping[str, Path | None]  # output files by their options; None: not requested
 # A typing error (--html job.sqlite) must not replace the results of weeks.
 _STDOUT = frozenset(map(Path, ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")))
 _AUDIO_MAGIC = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")
@@ -210,14 +210,14 @@ def is_stdout(path: Path | None) -> bool:
     return path in _STDOUT
 
 
-def refuse_data(targets: Sequence[Target], inputs: Iterable[Path] = (), *, whatever_it_holds: bool = False) -> None:
+def refuse_data(targets: Targets, inputs: Iterable[Path] = (), *, whatever_it_holds: bool = False) -> None:
     """Raise BadInput for an output file that has data, is an input of the command, or is given twice.
 
     ``whatever_it_holds``: protect only the files of a run; another database may be replaced.
     """
     inputs = [Path(os.path.realpath(path)) for path in inputs]
     taken: dict[Path, str] = {}
-    for option, path, instead in targets:
+    for option, path in targets.items():
         if path is None or is_stdout(path):
             continue
         place = Path(os.path.realpath(path))
@@ -229,7 +229,7 @@ def refuse_data(targets: Sequence[Target], inputs: Iterable[Path] = (), *, whate
         if why is None and not whatever_it_holds:
             why = _why_by_content(place)
         if why is not None:
-            raise BadInput(f"{option} {path} is not written", why=why, fix=f"the same command with {option} {instead}")
+            raise BadInput(f"{option} {path} is not written", why=why, fix=f"the same command with another {option}")
         taken[place] = option
 
 
@@ -254,7 +254,9 @@ def _why_by_content(place: Path) -> str | None:
             is_audio = file.read(4).startswith(_AUDIO_MAGIC)
     except OSError:
         return None  # it does not exist, or cannot be read
-    return "it is a recording" if is_audio else None
+    if is_audio:
+        return "it is a recording"
+    return None
 
 
 def sources_of(job: Path) -> list[Path]:

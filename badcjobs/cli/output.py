@@ -82,8 +82,13 @@ if logging.lastResort is not None:  # prints warnings of commands that do not se
 
 def say(text: str, *, painted: bool = False) -> None:
     """Print a result as text; ``painted``: it may have colours."""
-    text = safe_lines(text, painted=painted)
-    _print([to_ascii(text) if shows_only_ascii() else text])
+    _print([_in_locale(safe_lines(text, painted=painted))])
+
+
+def _in_locale(text: str) -> str:
+    if shows_only_ascii():
+        return to_ascii(text)
+    return text
 
 
 def say_next(*words: str | Path, note: str = "") -> None:
@@ -209,8 +214,7 @@ class Pace:
 
 def remark(text: str) -> None:
     """Print a message to stderr."""
-    text = safe_lines(f"badcjobs: {text}")
-    print(to_ascii(text) if shows_only_ascii() else text, file=sys.stderr)
+    print(_in_locale(safe_lines(f"badcjobs: {text}")), file=sys.stderr)
 
 
 def terminal_width() -> int | None:

@@ -13,7 +13,7 @@ import typer
 
 from badcjobs.cli.options import (
     JsonWanted,
-    Target,
+    Targets,
     find_run,
     flag,
     is_stdout,
@@ -87,7 +87,9 @@ def merge(
     else:
         _say_merged(job)
     # A second copy of a task is no loss.
-    return ExitCode.DATABASE if any(file.lost_something for file in job.merged.files) else ExitCode.DONE
+    if any(file.lost_something for file in job.merged.files):
+        return ExitCode.DATABASE
+    return ExitCode.DONE
 
 
 def _say_merged(job: FinishedJob) -> None:
@@ -145,30 +147,28 @@ def report(
     log_to_stderr()
     project = read_project(context)
     job = find_run(job, project, "report")
-    targets = (
-        ("--html", html, "report.html"),
-        ("--markdown", markdown, "report.md"),
-        ("--prometheus", prometheus, "report.prom"),
-    )
+    targets = {"--html": html, "--markdown": markdown, "--prometheus": prometheus}
     printed = _check_targets(targets, [job, *filter(None, [compare])], json_wanted=json_wanted)
     readings = json_wanted or prometheus is not None
     billing = find_billing(project, Path.cwd())
     with report_job(
         job, SystemClock(), compare, Pace(ROWS), QueueReader(SystemClock()), readings=readings, billing=billing
     ) as forms:
-        for (_, path, _), make in zip(targets, (forms.to_html, forms.to_markdown, forms.to_prometheus), strict=True):
+        for path, make in ((html, forms.to_html), (markdown, forms.to_markdown), (prometheus, forms.to_prometheus)):
             if path is not None:
                 _write(path, make())
     if json_wanted:
         print_json(forms.to_dict(streamed=True))
     elif not printed:
         say(forms.to_text(colour=colour_wanted(), width=text_width()), painted=True)
-    return ExitCode.DATABASE if forms.lossy_files else ExitCode.DONE
+    if forms.lossy_files:
+        return ExitCode.DATABASE
+    return ExitCode.DONE
 
 
-def _check_targets(targets: Sequence[Target], runs: Sequence[Path], *, json_wanted: bool) -> list[str]:
+def _check_targets(targets: Targets, runs: Sequence[Path], *, json_wanted: bool) -> list[str]:
     """Return the options that print a document, at most one; refuse files that have data."""
-    printed = [f"{option} {path}" for option, path, _ in targets if is_stdout(path)]
+    printed = [f"{option} {path}" for option, path in targets.items() if is_stdout(path)]
     if json_wanted:
         printed.append("--json")
     if len(printed) > 1:
@@ -211,15 +211,14 @@ def export(
     Example:
       badcjobs export runs/july --min-score 0.8 --out july.csv
     """
-    from badcjobs.report.export import ENDINGS, ExportOrder, form_of
+    from badcjobs.report.export import ExportOrder, form_of
 
     log_to_stderr()
     project = read_project(context)
     job = find_run(source, project, "export")
     tables = tuple(table or ())
     named = form or form_of(out, several=by_study_area or len(tables) > 1 or "all" in tables)
-    instead = f"export.{named}" if out.suffix and named in ENDINGS.values() else "exported"
-    refuse_data([("--out", out, instead)], [job, *sources_of(job), *filter(None, [project.file])])
+    refuse_data({"--out": out}, [job, *sources_of(job), *filter(None, [project.file])])
     order = ExportOrder(
         job,
         named,
@@ -267,11 +266,11 @@ def _tell_progress(out: Path) -> Callable[[str, int, int | None], None]:
     pace = Pace("rows", 1.0 if sys.stderr.isatty() else 10.0)
 
     def tell(table: str, rows: int, of: int | None) -> None:
-        if of is None:
-            pace(rows, what=f"rows of {table}")
-            return
-        if not rows:
+        if of is not None and not rows:
             remark(f"{count(of, 'chunk file')} will be written to {out}, one for each chunk that is done or failed")
-        pace(rows, of, what="chunk files written")
+        what = "chunk files written"
+        if of is None:
+            what = f"rows of {table}"
+        pace(rows, of, what=what)
 
     return tell

@@ -71,7 +71,10 @@ def run(context: typer.Context, source: Sources = None, json_wanted: JsonWanted 
     answer(json_wanted, end, task_end_text(end))
     if not json_wanted:
         stopped = end["exit_code"] == ExitCode.RUN_ME_AGAIN and not is_in_slurm(os.environ)
-        say_next(*(this_command() if stopped else ["badcjobs", "merge", Path(end["out"])]))
+        if stopped:
+            say_next(*this_command())
+        else:
+            say_next("badcjobs", "merge", Path(end["out"]))
     return int(end["exit_code"])
 
 

@@ -335,7 +335,7 @@ def template(
 
     filled = fill_template(name or "", settings or [], project, complete=is_used, request=request)
     if out is not None:
-        refuse_data([("--out", out, "job.sbatch")])
+        refuse_data({"--out": out})
         write_new(out, filled.text)
     if json_wanted:
         print_json({**filled.to_dict(), "text": filled.text, "file": None if out is None else str(out)})

@@ -210,7 +210,9 @@ def _result_text(facts: Facts, result: SubmitResult) -> str:
     chunks = count(facts["chunks"], "chunk")
     if facts["left"] is not None:
         chunks = f"what is left, {facts['left']:,} of {chunks}"
-    state = "exists already" if facts["found"] else "is submitted"
+    state = "is submitted"
+    if facts["found"]:
+        state = "exists already"
     head = f"job {facts['job_id']} {state}: {count(facts['tasks'], 'array task')} for {chunks}"
     if facts["merge_job_id"]:
         head += f", merge job {facts['merge_job_id']}"

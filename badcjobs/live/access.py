@@ -30,7 +30,8 @@ class Guard(NamedTuple):
 
         # Browsers let a page of any site open a WebSocket and read it.
         origin = headers.get("origin", f"http://{host}")
-        if scope["type"] == "websocket" and origin.partition("://")[2].lower() != host.lower():
+        origin_host = origin.partition("://")[2]
+        if scope["type"] == "websocket" and origin_host.lower() != host.lower():
             raise HTTPException(403, "a page of another server may not open this WebSocket")
 
         has_token_in_url = scope["path"] == "/" and b"token=" in scope["query_string"]  # the page checks it

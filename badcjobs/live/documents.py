@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -82,17 +81,9 @@ def _updated(before: Items, facts: Mapping[str, Any], make: Callable[[str, Any],
     return items
 
 
-def _by_key(devices: Sequence[DeviceFacts]) -> dict[str, DeviceFacts]:
-    """Return the devices by keys that are unique and stable."""
-    keyed = {}
-    times = Counter[str]()
-    for device in devices:
-        key = f"{device.task or device.node}/{device.uuid or device.token or device.index}"
-        times[key] += 1
-        if times[key] > 1:
-            key = f"{key}#{times[key]}"
-        keyed[key] = device
-    return keyed
+def _key_of(device: DeviceFacts) -> str:
+    """Return a key that is unique and stable."""
+    return f"{device.task or device.node}/{device.uuid or device.token or device.index}"
 
 
 def open_run(target: Path, clock: Clock, ask_queue: AskQueue = not_asked) -> LiveSource:
@@ -130,7 +121,7 @@ class LiveSource:
         """Read what has changed, as far as a short time allows."""
         snapshot = self.view.look(_LOOK_S)
         self._tasks = _updated(self._tasks, {task.name: task for task in snapshot.tasks}, _task_item)
-        self._devices = _updated(self._devices, _by_key(snapshot.devices), _device_item)
+        self._devices = _updated(self._devices, {_key_of(device): device for device in snapshot.devices}, _device_item)
         return Documents(snapshot, snapshot.state(), self._tasks, self._devices)
 
     def prometheus(self, documents: Documents) -> str:

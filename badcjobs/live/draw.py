@@ -138,7 +138,8 @@ def _help_lines(width: int) -> Lines:
 def _scrolled(lines: Lines, ui: UiState, room: int | None) -> Page:
     """Return a page without lines to select; it has a name for each line that it can be scrolled by."""
     hidden = max(0, len(lines) - (room or len(lines)))
-    return Page(lines[min(ui.scroll, hidden) :], [None] * (hidden + 1), room or len(lines))
+    first = min(ui.scroll, hidden)
+    return Page(lines[first:], [None] * (hidden + 1), room or len(lines))
 
 
 def _list(
@@ -172,7 +173,9 @@ def _head(snapshot: Snapshot, width: int, height: int | None, *, full: bool) -> 
         lines.append(Text(snapshot.reading, "bold yellow"))
     verdict = snapshot.verdict
     if verdict is not None:
-        outcome = f"{verdict.outcome}{DOT}{verdict.cost}" if verdict.cost else verdict.outcome
+        outcome = verdict.outcome
+        if verdict.cost:
+            outcome += f"{DOT}{verdict.cost}"
         lines += wrap(outcome, width, "bold")
     lines += _progress(snapshot, width)
     lines += flow([*_states(snapshot), *_totals(snapshot)], width, DOT)
@@ -244,8 +247,10 @@ def _totals(snapshot: Snapshot) -> Lines:
     if total.power_w is not None:
         facts.append(power(total.power_w))
     if total.chunks is not None:
-        overlaps = ", with overlaps" if total.with_overlaps else ""
-        facts.append(f"{audio_time(total.audio_done_s)} of audio done{overlaps}")
+        done = f"{audio_time(total.audio_done_s)} of audio done"
+        if total.with_overlaps:
+            done += ", with overlaps"
+        facts.append(done)
     return [Text(fact, "dim") for fact in facts]
 
 

@@ -130,7 +130,7 @@ def device_columns(snapshot: Snapshot, devices: Sequence[DeviceFacts], *, of_one
     if of_run and not of_one_task:
         table.texts("task", lambda device: ending(device.task.partition(".")[0], _MAX_NAME))
         table.texts("node", lambda device: ending(device.node, _MAX_NAME), 5)
-    table.numbers("GPU", lambda device: (device.token if device.index is None else str(device.index))[:_MAX_TOKEN])
+    table.numbers("GPU", lambda device: device.label[:_MAX_TOKEN])
     table.texts("model", lambda device: (device.name or UNKNOWN)[:_MAX_MODEL], 6 if of_run else 3)
     table.numbers("busy", lambda device: share_words(device.shown.utilization_percent))
     table.texts("load", lambda device: load_word(device.shown.utilization_percent) or "", 1)

@@ -24,8 +24,11 @@ def task_page(snapshot: Snapshot, name: str, width: int) -> Lines:
     task = next((task for task in snapshot.tasks if task.name == name), None)
     if task is None:
         return [Text(f"{name} is no longer the newest attempt of its array task", "yellow")]
-    facts = [Text(task.label, "bold"), Text(task.state, STYLES[task.state]), *map(Text, _facts(task))]
-    lines = [*flow(facts, width, DOT), _progress(snapshot, task, width)]
+    title = Text(task.label, "bold")
+    state = Text(task.state, STYLES[task.state])
+    facts = map(Text, _facts(task))
+    lines = flow([title, state, *facts], width, DOT)
+    lines.append(_progress(snapshot, task, width))
     for label, text in _labels(snapshot, task):
         lines += labelled(label, text, width, indent=_INDENT)
     for alert in snapshot.alerts:
@@ -117,7 +120,8 @@ def alert_lines(snapshot: Snapshot, alert: TaskAlert, width: int) -> Lines:
     if severity == "critical":
         style = "bold red"
         severity = "problem"  # as in the report
-    place = " ".join(name for name in ((alert.task or "").partition(".")[0], alert.node) if name)
+    task = (alert.task or "").partition(".")[0]
+    place = " ".join(filter(None, [task, alert.node]))
     text = f"! {severity} {alert.message}"
     if place:
         text = f"! {severity} {place}: {alert.message} (for {_between(alert.started_at_ms, snapshot.at_ms)})"

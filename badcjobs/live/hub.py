@@ -24,6 +24,7 @@ from badcjobs.seams import Clock
 
 Result = TypeVar("Result")
 _HEARTBEAT_EVERY_S = 10.0
+_TOO_SLOW = "no answer in time: many files to read, or a file system or a driver hangs"
 _PAUSE_S = 0.05  # between the parts of a large run
 
 
@@ -108,16 +109,15 @@ class Hub:
         try:
             return await asyncio.wait_for(asyncio.shield(self._start_reading()), self.patience_s)
         except asyncio.TimeoutError:
-            many = "" if self.last else "many files to read, or "
-            self.trouble = f"no answer within {self.patience_s:g} s: {many}a file system or a driver hangs"
-            raise unavailable(self.trouble) from None
+            self.trouble = _TOO_SLOW
+            raise unavailable(_TOO_SLOW) from None
 
     async def read(self, function: Callable[[], Result]) -> Result:
         """Read something else in the background; raise a 503 if that fails or takes too long."""
         try:
             return await asyncio.wait_for(self._background.call(function), self.patience_s)
         except asyncio.TimeoutError:
-            raise unavailable(f"no answer within {self.patience_s:g} s: many tasks, or a file system hangs") from None
+            raise unavailable(_TOO_SLOW) from None
         except (BadcjobsError, OSError) as error:  # the run was moved or removed since
             raise unavailable(error_line(error)) from error
 

@@ -213,7 +213,9 @@ class RunFiles:
     def _read_end(self, state: _FileState) -> None:
         """Read how a task ended, if Slurm recorded it beside its file: a task that was killed does not say so."""
         record = end_beside(state.path)
-        if state.ended or (record.name not in self._records and state.path != self.only) or self.is_outside(record):
+        if record.name not in self._records and state.path != self.only:
+            return
+        if state.ended or self.is_outside(record):
             return
         version = file_version(record)
         if version not in (None, state.end_version) and means_killed(read_end_beside(state.path)):

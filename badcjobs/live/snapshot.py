@@ -82,7 +82,12 @@ def device_document(device: DeviceFacts) -> Document:
     """Return the JSON document of a device; unknown metrics are null."""
     means = device.means
     processes = device.processes
-    work = device.work if device.task else None
+    work = None
+    if device.task:
+        work = device.work
+    listed_processes = None
+    if processes is not None:
+        listed_processes = [asdict(process) for process in processes]
     return {
         **{name: getattr(device, name) for name in _OF_A_DEVICE},
         "token": device.token or None,
@@ -90,7 +95,7 @@ def device_document(device: DeviceFacts) -> Document:
         "trail": {name: getattr(device.trail, name) for name in ("from_ms", "step_ms", *CHARTED)},
         "chunks_done": work and work.done,
         "audio_done_s": work and work.audio_s,
-        "processes": None if processes is None else [asdict(process) for process in processes],
+        "processes": listed_processes,
         "reading": {metric: getattr(device.reading, metric) for metric in METRICS},
         "means": means and {metric: getattr(means, metric) for metric in CHARTED},
         "load": load_word(device.shown.utilization_percent),
@@ -143,7 +148,9 @@ class Total:
     def share(self) -> float | None:
         """Progress from 0 to 1; None: no chunk is known."""
         chunks = self.source_chunks or self.chunks
-        return self.settled / chunks if chunks else None
+        if not chunks:
+            return None
+        return self.settled / chunks
 
     def to_dict(self) -> Document:
         """Return the JSON document."""
@@ -170,7 +177,9 @@ class Snapshot:
     @property
     def reading(self) -> str | None:
         """How far reading has come, in words; None: everything has been read."""
-        return f"reading {self.files - self.unread:,} of {self.files:,} task databases" if self.unread else None
+        if not self.unread:
+            return None
+        return f"reading {self.files - self.unread:,} of {self.files:,} task databases"
 
     @property
     def findings(self) -> list[TaskAlert]:
@@ -208,7 +217,9 @@ class Snapshot:
         """What to do next, each with an explanation: commands that resume the run, or one that shows results."""
         total = self.total
         if total.go_on:
-            explanation = TRY_AGAIN if total.failed and not total.standstill else ""
+            explanation = ""
+            if total.failed and not total.standstill:
+                explanation = TRY_AGAIN
             return tuple((explanation, command) for command in total.go_on)
         if self._is_running or not total.chunks:
             return ()
@@ -428,7 +439,11 @@ def total_of_devices(devices: Sequence[DeviceFacts]) -> Total:
 def _latest_division(tasks: Tasks) -> Tasks:
     """Return the tasks of the latest division of the source, or of the one that lists more chunks so far."""
     divisions = grouped((task.shard_count, task) for task in tasks if task.begun or task.chunks)
-    latest_first = sorted(divisions.values(), key=lambda some: max(task.started_at_ms for task in some), reverse=True)
+
+    def last_start_ms(division: Tasks) -> int:
+        return max(task.started_at_ms for task in division)
+
+    latest_first = sorted(divisions.values(), key=last_start_ms, reverse=True)
     return max(latest_first, key=lambda some: sum(task.chunks for task in some), default=())  # of equal ones the latest
 
 
@@ -454,13 +469,17 @@ def mean_utilization(devices: Iterable[DeviceFacts]) -> float | None:
 def mean_of_known(values: Iterable[float | None]) -> float | None:
     """Return the mean of the known values; None: all are unknown."""
     numbers = not_none(values)
-    return sum(numbers) / len(numbers) if numbers else None
+    if not numbers:
+        return None
+    return sum(numbers) / len(numbers)
 
 
 def sum_of_known(values: Iterable[float | None]) -> float | None:
     """Return the sum of the known values; None: all are unknown."""
     numbers = not_none(values)
-    return sum(numbers) if numbers else None
+    if not numbers:
+        return None
+    return sum(numbers)
 
 
 def has_more_to_do(total: Total) -> bool:
@@ -475,6 +494,8 @@ def has_more_to_do(total: Total) -> bool:
 
 def is_done(total: Total) -> bool:
     """Return whether a run is complete: all chunks are done, none has failed, and no task is running or waiting."""
-    if not total.chunks or any(total.states.get(state) for state in ("running", "waiting", "unbegun")):
+    if not total.chunks:
+        return False
+    if any(total.states.get(state) for state in ("running", "waiting", "unbegun")):
         return False
     return total.done >= total.chunks and total.parts_listed >= (total.parts or 0)

@@ -164,4 +164,6 @@ def sparkline(values: Sequence[float | None], width: int, *, over: bool) -> str:
     With ``over`` (the task has ended, no values follow) the chart is left-aligned.
     """
     text = spark(downsample(values, width), 100).replace("·", " ")
-    return text.ljust(width) if over else text.rjust(width)
+    if over:
+        return text.ljust(width)
+    return text.rjust(width)

@@ -94,7 +94,9 @@ class UiState:
     @property
     def orders(self) -> list[str]:
         """The sort orders of this page."""
-        return list(DEVICE_ORDERS if self.page == DEVICES else TASK_ORDERS)
+        if self.page == DEVICES:
+            return list(DEVICE_ORDERS)
+        return list(TASK_ORDERS)
 
 
 def press(ui: UiState, key: str, *, rows: int, names: Sequence[str | None]) -> UiState:
@@ -185,7 +187,9 @@ def parse_keys(text: str) -> list[str]:
     """Return the names of the pressed keys; a letter is its own name, unknown keys are left out."""
     names = []
     for key in _ONE_KEY.findall(text):
-        name = _ESCAPED.get(key[2:], key) if len(key) > 1 else _NAMES.get(key, key)
+        name = _NAMES.get(key, key)
+        if len(key) > 1:
+            name = _ESCAPED.get(key[2:], key)
         if name.isprintable():
             names.append(name)
     return names

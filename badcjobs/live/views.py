@@ -46,12 +46,14 @@ def open_run_view(path: Path, clock: Clock, *, confined: bool = False, ask_queue
         why = "badcjobs submit, or the first task that starts, creates the run folder"
         raise DatabaseProblem(f"{path} does not exist", why=why, fix=_TRY)
     if path.is_dir():
-        return RunView(RunFiles(_find_run_folder(path), None, clock, confined), clock, str(path), ask_queue)
+        files = RunFiles(_find_run_folder(path), None, clock, confined)
+        return RunView(files, clock, str(path), ask_queue)
     try:
         read_tasks(path)
     except DatabaseProblem as error:
         raise DatabaseProblem(error.what, why="it is not a task database or a job database", fix=_TRY) from error
-    return RunView(RunFiles(RunFolder(path.absolute().parent), path, clock, confined), clock, str(path))
+    files = RunFiles(RunFolder(path.absolute().parent), path, clock, confined)
+    return RunView(files, clock, str(path))
 
 
 def _find_run_folder(path: Path) -> RunFolder:
@@ -83,7 +85,9 @@ class RunView:
         files = self.files
         now_ms = self.clock.now_ms()
         unread = files.read_changes(now_ms, self.clock.monotonic_s() + patience_s)
-        array = ArrayOfRun() if files.only else read_array(files)
+        array = ArrayOfRun()
+        if files.only is None:
+            array = read_array(files)
         every = files.tasks
         newest = {task.part: task for task in sorted(every, key=lambda task: task.age)}.values()
         published = sorted((task.at(now_ms) for task in newest), key=_sort_key)
@@ -92,13 +96,14 @@ class RunView:
             state = "unbegun" if is_abandoned(array, files, published) else "waiting"
             tasks = sorted([*tasks, *array.waiting(published, state)], key=_sort_key)
         devices = tuple(device for task in published for device in task.its_devices)
+        is_array_listed = bool(array.indices) and not unread and all(map(_has_listed, tasks))
         total = add_up(
             tasks,
             devices,
             every,
             source_chunks=array.chunks,
             array_count=array.count,
-            all_listed=files.only is not None or (bool(array.indices) and not unread and all(map(_has_listed, tasks))),
+            all_listed=files.only is not None or is_array_listed,
         )
         if not unread:
             total = self._with_resume_commands(total, array, tasks, every)
@@ -135,14 +140,19 @@ class RunView:
         if array.cut_short is not None:
             return replace(total, standstill=_NO_TASK, go_on=(array.cut_short.command,))
 
-        reason = _NO_TASK if has_more_to_do(total) else None
+        reason = None
+        if has_more_to_do(total):
+            reason = _NO_TASK
         run = self.files.folder.path
         lock = lock_file_in(run)
-        outside = any(self.files.is_outside(path) for path in (lock.parent, lock, file_in(run)))
+        paths = (lock.parent, lock, file_in(run))
+        outside = any(map(self.files.is_outside, paths))
         if self.files.only is None and not outside:
             if not tasks:
                 idle = find_idle_emulation(run.absolute())
-                return total if idle is None else replace(total, standstill=idle.what, go_on=(idle.command,))
+                if idle is None:
+                    return total
+                return replace(total, standstill=idle.what, go_on=(idle.command,))
             if not total.states.get("silent") and is_emulated_now(run):
                 return total  # a running emulation starts the next task
             queue = self.ask_queue(run, {task.job_id for task in tasks})
@@ -168,7 +178,9 @@ class RunView:
             return ()
         trace = find_trace(run.path, job_id)
         if frozen is None or not tasks or self.files.only is not None:
-            return (trace.line("--again"),) if trace.command else ()
+            if not trace.command:
+                return ()
+            return (trace.line("--again"),)
         left = [task for task in tasks if task.pending or not task.begun]
         if not left:
             left = [task for task in tasks if task.failed_for_good]

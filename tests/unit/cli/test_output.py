@@ -123,9 +123,9 @@ TARGETS = """july/run.toml july/job.sqlite july/submitted.json sent/submitted.js
 
 def answer(*paths, inputs, whatever_it_holds=False):
     """Return how a command that writes these files is refused, or that it is not."""
-    targets = [(f"--{n}", Path(path), f"{n}.txt") for n, path in enumerate(paths)]
+    targets = {f"--{n}": Path(path) for n, path in enumerate(paths)}
     try:
-        cli.refuse_data([*targets, ("--none", None, "x")], inputs, whatever_it_holds=whatever_it_holds)
+        cli.refuse_data({**targets, "--none": None}, inputs, whatever_it_holds=whatever_it_holds)
     except BadInput as error:
         return str(error).splitlines()
     return ["may be written"]

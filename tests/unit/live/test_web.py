@@ -257,7 +257,8 @@ def test_a_listener_hears_all_first_then_only_what_has_changed(pages):
     course = [
         FRAME, replace(FRAME, at_ms=3000), full, replace(full, tasks=(replace(ONE, done=4, pending=6), other)),
         replace(full, alerts=(ALERT,)), replace(full, remarks=("a file is broken",)),
-        replace(full, devices=(DEVICE, DEVICE)), replace(full, devices=(replace(DEVICE, alive=False),)),
+        replace(full, devices=(DEVICE, replace(DEVICE, uuid="GPU-b"))),
+        replace(full, devices=(replace(DEVICE, alive=False),)),
         replace(full, tasks=(), devices=()),
     ]  # fmt: skip
 
