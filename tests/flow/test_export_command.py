@@ -76,7 +76,7 @@ def test_somebody_who_watches_sees_the_rows_count_up_and_a_kill_leaves_the_old_f
     os.mkfifo(pipe)
     folder.mkdir()
     (folder / "h.json").write_text("old")
-    command, counts = [*EXPORT, str(task), *HOSTS, "csv", "-o", str(pipe)], b"rows of host_sample written"
+    command, counts = [*EXPORT, str(task), *HOSTS, "csv", "-o", str(pipe)], b"rows of host_sample, "
     with closing(Terminal(command, site.environ(), site.folder)) as terminal, pipe.open("rb") as slow_reader:
         terminal.wait_for(lambda _: slow_reader.read(20_000) and counts in terminal.raw, "the rows count up")
         slow_reader.read()
