@@ -419,7 +419,7 @@ def test_metrics_are_told_where_the_table_says_and_the_same_live_as_in_a_report(
     said = []
     for metric in METRICS:
         where = [name for name, announced in (("live", live), ("in a report", file)) if metric.name in announced]
-        said.append(f"{metric.name} ({metric.where}): {', '.join(where) or 'never said by these devices'}")
+        said.append(f"{metric.name} ({metric.where or 'both'}): {', '.join(where) or 'never said by these devices'}")
     pages({"metrics.txt": "\n".join(said)})
 
 
