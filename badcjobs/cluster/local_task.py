@@ -171,7 +171,8 @@ class Attempt:
         self._mark = f"{job.mark}/{self.folder.name}"
         # badcjobs run recognises its own file by the number before the dot.
         self._notes = self.folder / f"{job.own_id(row.index)}.notes"
-        self._warning = job.request.signal
+        early = job.request.signal
+        self._warning = early if early is not None and early.to_script else None
         self._kill_at_s: float | None = None
         self._next_scan_s = 0.0
         self._process = self._start(lock_files)
@@ -293,8 +294,7 @@ class Attempt:
         limit_s = self._job.request.asked.time_s or math.inf
         left_s = limit_s - (now_s - self.started_s)
         if runs and self._warning is not None and left_s <= self._warning.lead_s:
-            if self._warning.to_script:
-                self.warn(self._warning.signum)
+            self.warn(self._warning.signum)
             self._warning = None
         if runs and left_s <= 0:
             self.end(TIMEOUT)

@@ -99,7 +99,7 @@ def extra_options(given: Sequence[str]) -> dict[str, str | bool]:
     options: dict[str, str | bool] = {}
     for text in given:
         name, equals, value = text.removeprefix("--").partition("=")
-        if not text.startswith("--") or not name or any(letter.isspace() for letter in name):
+        if not text.startswith("--") or name.split() != [name]:
             raise ValueError(f"{text!r} is not a long option of sbatch; write --name=value")
         if name in _OURS:
             raise ValueError(f"--{name} is set by badcjobs itself")

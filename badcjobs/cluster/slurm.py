@@ -250,11 +250,12 @@ class QueueReader:
             submitted = Submitted("", None, ()) if record is None else record.job
             numbers = {number for number in (submitted.job_id, *job_ids) if number.isdecimal()}
             numbers -= {number for number in numbers if records.rows_in(run, number).exists()}  # emulated
+            question = (run, numbers, submitted.merge_job_id)
             now_s = self._clock.monotonic_s()
-            if (run, numbers, submitted) != self._question or now_s >= self._ask_again_s:
-                self._question = run, numbers, submitted
+            if question != self._question or now_s >= self._ask_again_s:
+                self._question = question
                 self._ask_again_s = now_s + POLL_S
-                self._answer = query_queue(run, numbers, submitted.merge_job_id) if numbers else None
+                self._answer = query_queue(*question) if numbers else None
             return self._answer
         return None
 

@@ -132,8 +132,6 @@ def write_new(path: Path, text: str, fix: str = "") -> None:
     try:
         write_new_text(path, text)
     except FileExistsError as error:
-        if path.is_dir():
-            raise cannot_write(path, IsADirectoryError(f"{path} is a folder")) from error
         fix = fix or f"--out {path.with_stem(f'{path.stem}-2')}"
         raise BadInput(f"{path} exists already", why="it may have been edited", fix=fix) from error
     except OSError as error:
