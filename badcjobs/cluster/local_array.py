@@ -203,9 +203,10 @@ class LocalArray:
         """Use the run folder of the first task that names it."""
         databases = attempt.databases() if self.run_folder is None else []
         if databases:
-            self.run_folder = RunFolder(databases[0].parent.parent)
-            self._lock_run(self.run_folder.path)
-            self._watch.keep_run(self.run_folder.path)
+            run = RunFolder(databases[0].parent.parent)
+            self._lock_run(run.path)
+            self.run_folder = run
+            self._watch.keep_run(run.path)
 
     # --- messages and the file of states -----------------------------------------------------------------------------
 
