@@ -129,8 +129,7 @@ def _check_order(
     if sources and is_job_script(sources[0]):
         # A job script says for itself what the project file would say.
         out = flags.get("out")
-        return replace(
-            order,
+        return order._replace(
             settings=RunSettings(out=out and Path(out), source=tuple(sources[1:])),  # type: ignore[arg-type]
             submit=Project.parse({}, keys=project.keys).make(SubmitSettings, options, "check"),
             script=sources[0],
@@ -157,7 +156,7 @@ def _with_source(
     completed = complete(submit, order.prefer, settings, site, order.environ, order.cwd)
     if not sources:
         completed = replace(submit, merge_account=completed.merge_account)
-    return replace(order, settings=replace(settings, source=sources), submit=completed)
+    return order._replace(settings=replace(settings, source=sources), submit=completed)
 
 
 def _after_check(order: CheckOrder, out: str | None, *, on_line: bool) -> Sequence[str | Path]:

@@ -188,7 +188,7 @@ def _make_choice(
     cpus, mem_gb, mem_why, fits = _size_request(speed, wish, site, gpus, workers, cut)
     rate = speed.audio_hours_per_gpu_hour
     if speed.points:  # the first point has the speed that is planned with
-        usual = rate_of(speed.points, speed.points[0].workers, speed.chunk_s)
+        usual = rate_of(speed.points, speed.points[0].workers, speed.chunk_s or cut.mean_s)
         rate *= rate_of(speed.points, workers, cut.mean_s) / usual
     hours = cut.repeated / (rate * gpus) + cut.start_up(rate, gpus)  # of tasks, for an hour of recordings
     alike = [point for point in speed.points if point.workers == workers and _is_alike(point.chunk_s, cut.mean_s)]
@@ -211,7 +211,12 @@ def _make_choice(
 
 
 def _size_request(
-    speed: Speed, wish: PlanWish, site: Site, gpus: int, workers: int, cut: Cut
+    speed: Speed,
+    wish: PlanWish,
+    site: Site,
+    gpus: int,
+    workers: int,
+    cut: Cut,
 ) -> tuple[int, int, str, bool]:
     """Return the cores, the memory in GB and why, and whether the workers fit into them and into the devices."""
     in_all = gpus * workers
@@ -240,8 +245,8 @@ def rate_of(points: Sequence[Measured], workers: int, chunk_s: float | None) -> 
     for number in sorted({point.workers for point in points}):
         by_length = {point.chunk_s or 0.0: point.rate for point in points if point.workers == number}
         rates[number] = max(by_length.values())
-        if chunk_s and len(by_length) > 1:
-            rates[number], _ = read_off(tuple(sorted(by_length.items())), chunk_s)
+        if chunk_s and (len(by_length) > 1 or points[0].cut_s is None):
+            rates[number] = read_off(sorted(by_length.items()), chunk_s)
     for (few, slow), (many, fast) in pairwise(rates.items()):
         if workers <= many:
             return slow + (fast - slow) * (workers - few) / (many - few)

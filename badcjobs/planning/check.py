@@ -10,9 +10,9 @@ import os
 import posixpath
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from badcjobs.cluster import sbatch_options
 from badcjobs.cluster.job_script import (
@@ -27,13 +27,14 @@ from badcjobs.cluster.job_script import (
 )
 from badcjobs.cluster.sbatch_options import Asked, parse_array
 from badcjobs.devices import allocation
+from badcjobs.devices.slurm_programs import test_script
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, SlowStart
 from badcjobs.model import ArrayShape, not_none
 from badcjobs.paths import RunFolder, shell_line, user_cache
-from badcjobs.planning import place_rules, preflight_facts, request_rules, script_rules
+from badcjobs.planning import job_rules, place_rules, preflight_facts
 from badcjobs.planning.findings import Remark, fine, not_checked, problem, warning, worst_first
+from badcjobs.planning.job_rules import with_needs
 from badcjobs.planning.preflight_facts import FolderFacts, Job, SourceFacts, check_source
-from badcjobs.planning.request_rules import with_needs
 from badcjobs.planning.site import find_site
 from badcjobs.processes import Launcher
 from badcjobs.project import Project
@@ -57,15 +58,14 @@ _ENGINE_START_S = 300.0  # less than in a job: someone waits for it
 _NUMBERS: dict[str, Callable[[str], float]] = {"count": int, "number": float}  # by the kind of a setting
 
 
-@dataclass(frozen=True, slots=True)
-class CheckOrder:
+class CheckOrder(NamedTuple):
     """What ``badcjobs check`` looks at, and the machine and the folder in which it runs."""
 
     settings: RunSettings  # source (): there is no SOURCE
     environ: Mapping[str, str]
     clock: Clock
     cwd: Path
-    submit: SubmitSettings = field(default_factory=SubmitSettings)
+    submit: SubmitSettings = SubmitSettings()
     site: str | None = None
     script: str | None = None
     run_words: tuple[str, ...] = ()  # options of run, for the script
@@ -77,8 +77,7 @@ class CheckOrder:
     site_trust: Trust | None = None  # None: the user named the site
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(NamedTuple):
     """All findings, and what they are based on."""
 
     findings: tuple[Remark, ...]
@@ -86,13 +85,13 @@ class Checked:
     asked: Asked
     source: SourceFacts | None
 
-    def count(self, severity: str) -> int:
+    def number_of(self, severity: str) -> int:
         return sum(finding.severity == severity for finding in self.findings)
 
     @property
     def exit_code(self) -> int:
         """1 if there is a problem, as for a job with failed chunks; warnings do not count."""
-        if self.count(PROBLEM):
+        if self.number_of(PROBLEM):
             return ExitCode.CHUNKS_FAILED
         return ExitCode.DONE
 
@@ -100,10 +99,10 @@ class Checked:
         """Return the JSON document of ``badcjobs check --json``, the worst findings first."""
         ranked = worst_first(self.findings)
         return {
-            "verdict": "not ready" if self.count(PROBLEM) else "ready",
+            "verdict": "not ready" if self.number_of(PROBLEM) else "ready",
             "not_checked": not_checked(ranked),
-            "problems": self.count(PROBLEM),
-            "warnings": self.count(WARNING),
+            "problems": self.number_of(PROBLEM),
+            "warnings": self.number_of(WARNING),
             "site": self.site,
             "asked": asdict(self.asked),
             "source": self.source and self.source.document,
@@ -135,8 +134,7 @@ def check(order: CheckOrder) -> Checked:
 
 def check_facts(job: Job) -> list[Remark]:
     """Apply all rules."""
-    rules = (*place_rules.RULES, *request_rules.RULES, *script_rules.RULES)
-    return [remark for rule in rules for remark in rule(job)]
+    return [remark for rule in place_rules.RULES + job_rules.RULES for remark in rule(job)]
 
 
 # --- what the job asks for --------------------------------------------------------------------------------------------
@@ -299,10 +297,10 @@ def _ask_around(job: Job, order: CheckOrder) -> Job:
     slurm = None
     if script is not None or order.submit.cluster == "slurm":  # else it is emulated
         slurm = preflight_facts.query_slurm(environ)
-    trial = None
+    answer = None  # of sbatch --test-only
     answers = slurm is not None and slurm.trouble is None
     if answers and script is not None and not script.mistakes and not sbatch_options.submit_words(order.submit):
-        trial = preflight_facts.query_sbatch(order.cwd / script.name, environ, order.cwd)
+        answer = test_script(order.cwd / script.name, environ, order.cwd)
     modules = job.site.modules
     if script is not None and script.modules:
         modules = script.modules
@@ -311,7 +309,7 @@ def _ask_around(job: Job, order: CheckOrder) -> Job:
     return replace(
         job,
         slurm=slurm,
-        trial=trial,
+        trial=answer and preflight_facts.parse_trial(*answer),
         modules=preflight_facts.load_modules(modules, environ) if modules else None,
         gpus=preflight_facts.look_at_gpus(environ, order.clock, job.settings.stand_in(order.cwd)),
     )

@@ -74,7 +74,12 @@ def worst_first(remarks: Iterable[Remark]) -> list[Remark]:
     return sorted(remarks, key=lambda remark: SEVERITIES.index(remark.severity))
 
 
-def folded(label: str, text: str, indent: int, width: int = WIDTH) -> list[str]:
+def folded(
+    label: str,
+    text: str,
+    indent: int,
+    width: int = WIDTH,
+) -> list[str]:
     """Return a label and a text beside it, wrapped to the width."""
     head = f"  {label}"
     return wrap(f"{head:<{indent - 1}} {text}", indent=indent, width=width)

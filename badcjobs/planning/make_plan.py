@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, replace
+from typing import Any, NamedTuple
 
 from badcjobs.errors import BadInput
 from badcjobs.planning import plan_tasks
-from badcjobs.planning.bill import FASTEST, Choice, Cut, billed_start_up_s, choose
+from badcjobs.planning.bill import Choice, Cut, billed_start_up_s, choose
 from badcjobs.planning.findings import Remark, note, problem
-from badcjobs.planning.plan_speed import Speed, at_length
-from badcjobs.planning.plan_survey import Lengths, Survey
+from badcjobs.planning.plan_speed import Speed
+from badcjobs.planning.plan_survey import Lengths, Survey, check_survey, to_facts
 from badcjobs.planning.site import Site
-from badcjobs.planning.source_rules import check_survey, to_facts
 from badcjobs.report.rules import NOTE
 from badcjobs.sources.mistakes import SHOWN, with_more
-from badcjobs.words import clock, count, duration, number, round_up
+from badcjobs.words import count, duration, number
 
 PLAN_VERSION = 1
 FILES_PER_TASK = 12  # at most ten by contract, Slurm's log, and the manifest with its rows
@@ -28,8 +27,7 @@ _OTHER_LENGTH = 2  # times as long: the speed of other chunks is not comparable
 _LAST_IS_LONGER_S = 3.0  # than the others, at most, when recordings are cut on the fly
 
 
-@dataclass(frozen=True, slots=True)
-class CampaignPlan:
+class CampaignPlan(NamedTuple):
     """The plan of a whole campaign."""
 
     survey: Survey
@@ -105,7 +103,12 @@ class CampaignPlan:
 
 
 def cut_of(
-    lengths: Lengths, recorded_ms: int, speed: Speed, wish: plan_tasks.PlanWish, site: Site, chunk_s: float = 0.0
+    lengths: Lengths,
+    recorded_ms: int,
+    speed: Speed,
+    wish: plan_tasks.PlanWish,
+    site: Site,
+    chunk_s: float = 0.0,
 ) -> Cut:
     """Return what to choose by: the lengths of chunks, and the start-up of their tasks."""
     margin = plan_tasks.make_margin(speed, wish.margin)
@@ -133,12 +136,11 @@ def make_plan(
     if not lengths.total_ms:
         raise _nothing_to_plan(survey)
     recorded_ms = lengths.total_ms - survey.shared_ms
-    speed = at_length(speed, lengths.mean_ms / 1000)
     cuts = cuts or [cut_of(lengths, recorded_ms, speed, wish, site)]
     choice, fastest, choices = choose(speed, wish, site, cuts)
     by_cost = sorted(choices[1:], key=lambda other: other.units_per_1000_audio_hours or 0.0)
 
-    speed = _with_workers(speed, choice)
+    speed = _speed_of(choice, speed, lengths.mean_ms / 1000)
     wish = replace(wish, gpus_per_task=choice.gpus)
     margin = plan_tasks.make_margin(speed, wish.margin)
     sizing = plan_tasks.size_tasks(lengths, speed, margin, wish, site)
@@ -163,18 +165,15 @@ def make_plan(
     remarks = list(check_survey(survey, NOTE))
     for rule in (_check_workers, _check_long_chunks, _check_files, _check_unsafe_chunks, _check_speed):
         remarks += rule(plan)
-    return replace(plan, remarks=tuple(remarks))
+    return plan._replace(remarks=tuple(remarks))
 
 
-def _with_workers(speed: Speed, choice: Choice) -> Speed:
-    """Return the speed with the workers that were chosen."""
+def _speed_of(choice: Choice, speed: Speed, chunk_s: float) -> Speed:
+    """Return the speed of what was chosen, with chunks of this mean length."""
     origin = speed.origin
-    if speed.points and choice.workers != speed.points[0].workers:
-        rate = number(speed.audio_hours_per_gpu_hour)
-        how = "measured"
-        if not choice.measured:
-            how = f"estimated from {rate} with {speed.points[0].workers}"
-        origin = f"with {count(choice.workers, 'worker')}, {how}; {origin}"
+    if speed.points:
+        estimated = "" if choice.measured else ", estimated"
+        origin += f", for {count(choice.workers, 'worker')} per GPU and chunks of {number(chunk_s)} s{estimated}"
     return replace(speed, audio_hours_per_gpu_hour=choice.rate, origin=origin)
 
 
@@ -183,13 +182,14 @@ def _nothing_to_plan(survey: Survey) -> BadInput:
     mistakes = survey.mistakes
     names = [name for faulty in survey.walk.remarks.faults.values() for name in faulty]
     names += [*survey.unknown_names, *mistakes.examples(SHOWN)[0]]
-    what = f"there is nothing to plan: {mistakes.words}, and there are no others"
+    error = mistakes.error()
+    what = f"there is nothing to plan: {count(mistakes.count, 'mistake')} in rows or sources, and there are no others"
     if lengths.unknown:
         what = f"the length of the audio is not known: {count(lengths.unknown, 'file')} without a length in the header,"
         what += " or not fetched by git-annex"
     elif lengths.rows:
         what = f"there is no audio in the source, which has {count(lengths.rows, 'chunk')}"
-    fix = survey.walk.size.not_here_fix or mistakes.fix or "badcjobs check SOURCE"
+    fix = survey.walk.size.not_here_fix or (error and error.fix) or "badcjobs check SOURCE"
     return BadInput(
         what,
         why="\n".join(with_more(names[:SHOWN], len(names))) or None,
@@ -215,10 +215,6 @@ def _check_workers(plan: CampaignPlan) -> Iterator[Remark]:
             text,
             "-- --workers-per-gpu 1 --chunk-length 294   (or more under [submit])",
         )
-    elif plan.wish.prefer != FASTEST and plan.speed.most_workers < min(plan.site.cores_per_gpu or 0, room):
-        text = "more of them were not measured: they may cost less; run one task with the request of the fastest, and"
-        text += " plan again --from it"
-        yield note("workers", text, "badcjobs submit … --config plan.prefer=fastest")
 
 
 def _check_long_chunks(plan: CampaignPlan) -> Iterator[Remark]:
@@ -229,16 +225,8 @@ def _check_long_chunks(plan: CampaignPlan) -> Iterator[Remark]:
     if not many:
         return
     text = f"{count(many, 'chunk')} longer than the {duration(limit_s)} of audio that one GPU finishes in a task for"
-    fix = _cut_shorter(survey, min(limit_s, 3600.0))
-    needed_s = round_up(plan.margin.time_s(survey.lengths.longest_ms / 1000 / plan.speed.audio_hours_per_gpu_hour))
-    if needed_s <= 3600 * (plan.site.time_h or math.inf):
-        fix += f", or --time {clock(needed_s)}"
-    yield problem(
-        "long chunks",
-        f"{text} certain: they may never be done",
-        fix,
-        _longer_than(limit_s, survey),
-    )
+    text += " certain: they may never be done"
+    yield problem("long chunks", text, _cut_shorter(survey, min(limit_s, 3600.0)), _longer_than(limit_s, survey))
 
 
 def _cut_shorter(survey: Survey, at_most_s: float) -> str:
@@ -281,21 +269,19 @@ def _check_unsafe_chunks(plan: CampaignPlan) -> Iterator[Remark]:
 
 def _check_speed(plan: CampaignPlan) -> Iterator[Remark]:
     speed = plan.speed
-    again = "run one task of this plan first, and plan again --from it"
     for doubt in speed.doubts:
         yield note("speed", doubt, speed.remedy)
     chunk_s = plan.survey.lengths.mean_ms / 1000
-    ratio = chunk_s / (speed.chunk_s or chunk_s)
-    if speed.curve and chunk_s < speed.curve[0][0]:
-        text = f"no trial of the probe had chunks as short as the {chunk_s:,.3g} s of this plan (the shortest:"
-        text += f" {speed.curve[0][0]:g} s); probe them, or {again}"
-        fix = f"badcjobs probe AUDIO --again --config 'probe.lengths_s=[{chunk_s:.3g}, 3600]'   (with the same engine)"
-        yield note("speed", text, fix)
-    elif not speed.curve and not 1 / _OTHER_LENGTH <= ratio <= _OTHER_LENGTH:
-        text = f"it was measured with chunks of {number(speed.chunk_s)} s on average, and those of this plan have"
-        yield note("speed", f"{text} {number(chunk_s)} s: short ones are slower; {again}")
-    if speed.gpu_hours is not None and plan.work_gpu_hours > 1000 * speed.gpu_hours:
-        text = f"{plan.work_gpu_hours:,.0f} GPU-hours are planned from {speed.gpu_hours:,.3g} measured; {again}"
+    nearest_s = min(
+        (point.chunk_s for point in speed.points if point.chunk_s and not speed.given),
+        key=lambda length_s: abs(math.log(length_s / chunk_s)),
+        default=chunk_s,
+    )
+    if not 1 / _OTHER_LENGTH <= chunk_s / nearest_s <= _OTHER_LENGTH:
+        text = f"it was measured with chunks of {number(nearest_s)} s on average, and those of this plan have"
+        text += (
+            f" {number(chunk_s)} s: short ones are slower; run one task of this plan first, and plan again --from it"
+        )
         yield note("speed", text)
 
 
@@ -310,14 +296,14 @@ def to_dict(plan: CampaignPlan) -> dict[str, Any]:
         "source": _source_document(plan.survey),
         "audio_hours": plan.audio_hours,
         "recording_hours": plan.recording_hours,
-        "speed": asdict(plan.speed),
+        "speed": {**asdict(plan.speed), "curve": _curve(plan)},
         "gpu_hours": plan.work_gpu_hours,
         "start_up_gpu_hours": plan.start_up_gpu_hours,
         "asked_gpu_hours": plan.asked_gpu_hours,
         "tasks": _tasks_document(plan),
         "choices": [choice._asdict() for choice in plan.choices],
         "billed_units": plan.billed_units,
-        "margin": asdict(plan.margin),
+        "margin": plan.margin._asdict(),
         "files": plan.files,
         "site": site,
         "waves": [wave._asdict() for wave in plan.waves],
@@ -329,6 +315,12 @@ def to_dict(plan: CampaignPlan) -> dict[str, Any]:
     }
     rounded: dict[str, Any] = json.loads(json.dumps(document), parse_float=lambda text: round(float(text), 6))
     return rounded
+
+
+def _curve(plan: CampaignPlan) -> list[tuple[float, float]]:
+    """Return the speed that was measured with the chosen workers, by the length of the chunks."""
+    points = [point for point in plan.speed.points if point.workers == plan.choice.workers]
+    return sorted((point.chunk_s or 0.0, point.rate) for point in points)
 
 
 def _source_document(survey: Survey) -> dict[str, Any]:

@@ -19,11 +19,11 @@ import math
 import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from badcjobs import paths as resources
 from badcjobs.clock import SystemClock
@@ -68,22 +68,20 @@ _EXAMPLE = {  # values of a script, to see whether a template accepts them
 FillScript = Callable[[Mapping[str, object], str | None], str]  # values by key of the template, --root
 
 
-@dataclass(frozen=True, slots=True)
-class PlanOrder:
+class PlanOrder(NamedTuple):
     """What ``badcjobs plan`` was given; None: not set."""
 
     flags: Mapping[str, Any]  # options of run by key: source, root, engine, chunk_length, …
-    project: Project = field(default_factory=Project)
-    submit: SubmitSettings = field(default_factory=SubmitSettings)
-    plan: PlanSettings = field(default_factory=PlanSettings)
+    project: Project = Project()
+    submit: SubmitSettings = SubmitSettings()
+    plan: PlanSettings = PlanSettings()
     site: str | None = None
     rate: float | None = None
     speed_from: Path | None = None
     out: Path | None = None  # for shards and scripts
 
 
-@dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(NamedTuple):
     """The plan, and what was written of it: the script of each wave and where its results go."""
 
     plan: CampaignPlan
@@ -126,7 +124,7 @@ def plan_sources(
             rows = RowFile(file, has_places=any(part.has_places for part in sources.parts))
             survey = read_sources(sources, progress, rows, left_out)
             plan = make_plan(survey, speed, wish, site, cuts)
-            plan = replace(plan, remarks=(*plan.remarks, *about_out))
+            plan = plan._replace(remarks=(*plan.remarks, *about_out))
             written = write_plan(plan, rows, draft, target, out, fill)
         if not survey.mistakes.count:
             left_out_path.unlink()
@@ -146,7 +144,11 @@ def _check_results(
 
 
 def _choose_cutting(
-    sources: Sources, speed: Speed, wish: PlanWish, site: Site, progress: Progress
+    sources: Sources,
+    speed: Speed,
+    wish: PlanWish,
+    site: Site,
+    progress: Progress,
 ) -> tuple[Sources, list[Cut]]:
     """Return the sources, cut to the length that costs least, and the lengths that were compared.
 
@@ -162,28 +164,18 @@ def _choose_cutting(
     sources = replace(sources, read_header=cache(sources.read_header))
     whole = read_sources(sources, progress).lengths
     longest_s = math.inf if whole.unknown else whole.longest_ms / 1000
-    lengths = {}
+    ways = []
     if longest_s <= ALIKE * max(lengths_s):
-        lengths[whole.mean_ms / 1000] = whole
-    cutting = replace(sources.cutting, overlap_s=OVERLAP_S if speed.bytes_per_s else 0.0)
-    cuttings = {}
+        ways.append((sources.cutting, cut_of(whole, whole.total_ms, speed, wish, site)))
+    overlap_s = OVERLAP_S if speed.bytes_per_s else 0.0
     for length_s in lengths_s:
         if length_s < longest_s:
-            cuttings[length_s] = replace(cutting, chunk_length_s=length_s)
-            lengths[length_s] = whole.cut(cuttings[length_s])
-    cuts = [
-        cut_of(
-            chunks,
-            whole.total_ms,
-            speed,
-            wish,
-            site,
-            length_s,
-        )
-        for length_s, chunks in lengths.items()
-    ]
+            cutting = replace(sources.cutting, chunk_length_s=length_s, overlap_s=overlap_s)
+            ways.append((cutting, cut_of(whole.cut(cutting), whole.total_ms, speed, wish, site, length_s)))
+    cuts = [cut for _, cut in ways]
     best, *_ = choose(speed, wish, site, cuts)
-    return replace(sources, cutting=cuttings.get(best.chunk_s or 0.0, sources.cutting)), cuts
+    cuttings = {cut.chunk_s: cutting for cutting, cut in ways}
+    return replace(sources, cutting=cuttings[best.chunk_s]), cuts
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -199,7 +191,12 @@ def _refuse_used(target: Path) -> None:
 
 
 def write_plan(
-    plan: CampaignPlan, rows: RowFile, draft: Path, target: Path, out: Path, fill: FillScript
+    plan: CampaignPlan,
+    rows: RowFile,
+    draft: Path,
+    target: Path,
+    out: Path,
+    fill: FillScript,
 ) -> list[tuple[Path, Path]]:
     """Write shards and scripts to a draft of the folder; return the path of each script and of its results."""
     lines = rows.rows()
@@ -241,10 +238,12 @@ def _script_filler(order: PlanOrder, site: Site, cwd: Path) -> FillScript:
         template = "array"
     template = order.plan.template or template
     tables = ("run.", "alerts.", "recordings.", "site")  # those that a task reads
-    keys = {key: value for key, value in order.project.keys.items() if key.startswith(tables)}
+    keys = {}
+    for key, value in order.project.keys.items():
+        if key.startswith(tables) and key.removeprefix("run.") not in _IN_ROWS:
+            keys[key] = value
     if order.site not in (order.project.site, template.removesuffix("-array")):
         keys["site"] = order.site
-    keys = {key: value for key, value in keys.items() if key.removeprefix("run.") not in _IN_ROWS}
     flags = {key: value for key, value in order.flags.items() if key not in _IN_ROWS}
     run_words = list(replace(order.project, keys=keys).run_words(flags, cwd))
 

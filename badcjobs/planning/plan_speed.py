@@ -38,7 +38,7 @@ _ENOUGH_S = 60.0  # of work; shorter tasks say little about their node
 _SLOWEST_PERCENT = 5
 _MANY_FAILED = 0.1  # of the GPU time
 _SetUp = tuple[int, float]  # workers per GPU, and the length that recordings were cut to; 0: they were not
-Curve = tuple[tuple[float, float], ...]  # length of the chunks in seconds, times real time; the shortest first
+Curve = list[tuple[float, float]]  # length of the chunks in seconds, times real time; the shortest first
 ASSUMED_START_UP_S = 300.0  # models read from a shared filesystem by many tasks at once
 
 
@@ -72,7 +72,6 @@ class Speed:
     bytes_per_s: float = 0.0  # main memory of a worker for each second of a chunk, assumed; 0: not known
     given: bool = False  # by --rate
     chunk_s: float | None = None  # the mean length of the chunks that it is the speed of
-    curve: Curve = ()  # a probe's trials
     safe_s: float | None = None  # longer chunks are done with one thread, or in pieces; None: nothing was too long
     best_s: float | None = None  # the best length that is safe
     doubts: tuple[str, ...] = ()  # reasons why it may not apply
@@ -127,7 +126,6 @@ def find_speed(
             origin=f"from --rate; the rest is {speed.origin}",
             given=True,
             chunk_s=None,
-            curve=(),
             doubts=(),
         )
     per_worker = traits_of(settings.engine).memory_per_worker
@@ -171,7 +169,9 @@ def _of_lessons(settings: RunSettings, environ: Environ) -> Speed | None:
             workers = int(number)
             memory_bytes = lesson.worker_bytes and workers * lesson.worker_bytes
             device_bytes = lesson.device_bytes and workers * lesson.device_bytes
-            points.append(Measured(workers, rate, lesson.chunk_s, memory_bytes, device_bytes))
+            points.append(
+                Measured(workers, rate, lesson.chunk_s, memory_bytes, device_bytes, cut_s=lesson.chunk_s or 0.0)
+            )
     if len(models) != 1:
         return None
     points.sort(key=lambda point: -point.rate)
@@ -236,8 +236,7 @@ def speed_of(job: JobFacts, name: str) -> Speed:
     job = without_unused(job)
     worked = [task for task in job.tasks if task.devices and task.audio_s > 0]
     if not worked:
-        done_without = any(task.audio_s > 0 for task in job.tasks)
-        raise ValueError("none of its tasks had a GPU" if done_without else "nothing is done in it")
+        raise ValueError("none of its tasks has done anything on a GPU")
 
     # Of each task, its devices up to their first chunk.
     start_up_s = grouped((d.task, d.states["start_up"].total_s) for d in job.devices if "start_up" in d.states)
@@ -274,7 +273,11 @@ def _set_up(task: TaskFacts) -> _SetUp:
 
 
 def _point_of(
-    job: JobFacts, set_up: _SetUp, tasks: Sequence[TaskFacts], work_s: Mapping[str, float], smallest_bytes: int | None
+    job: JobFacts,
+    set_up: _SetUp,
+    tasks: Sequence[TaskFacts],
+    work_s: Mapping[str, float],
+    smallest_bytes: int | None,
 ) -> Measured:
     """Return what the tasks with a set-up have shown."""
     workers, cut_s = set_up
@@ -379,7 +382,7 @@ def _of_probes(
         subjects = sorted({probe.key.settings for probe in probes} - {subject})
         why = "\n".join([f"looked for: {subject}", *(f"it has: {other}" for other in subjects[:_SHOWN])])
         raise BadInput(f"{path} has no finished probe of this engine with these options", why=why, fix=ways)
-    version = version_here(settings, environ, cwd)
+    version = version_here(settings, environ, cwd) or ""
     chosen = [_choose(group, version, settings.workers_wanted) for group in grouped(by_model).values()]
     if len(chosen) > 1:
         rates = sorted(f"{device_words(key)}: {speed.audio_hours_per_gpu_hour:,.1f}" for key, speed in chosen)
@@ -392,13 +395,12 @@ def _of_probes(
     return replace(speed, remedy=probe_line(settings, settings.workers_wanted or key.workers, store))
 
 
-def _choose(
-    probes: Sequence[Probed],
-    version: str | None,
-    workers: int | None,
-) -> tuple[ProbeKey, Speed]:
-    """Return the newest probe with these workers, else with others; with doubts if none is of this ``version``."""
-    of_version = [probe for probe in probes if version is None or _is_version(probe.key, version)] or probes
+def _choose(probes: Sequence[Probed], version: str, workers: int | None) -> tuple[ProbeKey, Speed]:
+    """Return the newest probe with these workers, else with others; with a doubt if none is of this version.
+
+    A version that is known without starting the engine is the last part of one that a probe has seen.
+    """
+    of_version = [probe for probe in probes if probe.key.engine_version.endswith(version)] or probes
 
     def rank(probe: Probed) -> tuple[bool, str, str]:
         return workers in (None, probe.key.workers), probe.at or "", str(probe.key)
@@ -406,16 +408,12 @@ def _choose(
     best_first = sorted(of_version, key=rank, reverse=True)
     key = best_first[0].key
     doubts = []
-    if version is not None and not _is_version(key, version):
+    if not key.engine_version.endswith(version):
         doubts.append(f"it is that of {key.engine} ({key.engine_version}); the one here is another ({version})")
     by_workers: dict[int, Probed] = {}
     for probe in best_first:
         by_workers.setdefault(probe.key.workers, probe)
     return key, _speed_of_probes([*by_workers.values()], doubts)
-
-
-def _is_version(key: ProbeKey, here: str) -> bool:
-    return key.engine_version == here or key.engine_version.endswith(f", {here}")  # a release before its models
 
 
 def _speed_of_probes(probes: Sequence[Probed], doubts: Sequence[str]) -> Speed:
@@ -424,9 +422,10 @@ def _speed_of_probes(probes: Sequence[Probed], doubts: Sequence[str]) -> Speed:
     key = probe.key
     result = probe.result
     assert result is not None  # the others are left out
+    best_s = result.best_s or 0.0
     points = []
     for measured in probes:
-        for trial in sorted(usual_trials(measured.trials), key=lambda trial: trial.length_s != result.best_s):
+        for trial in sorted(usual_trials(measured.trials), key=lambda trial: abs(trial.length_s - best_s)):
             if trial.times_real_time:
                 point = Measured(
                     workers=measured.key.workers,
@@ -436,16 +435,14 @@ def _speed_of_probes(probes: Sequence[Probed], doubts: Sequence[str]) -> Speed:
                     device_bytes=trial.peak_bytes,
                 )
                 points.append(point)
-    curve = sorted((point.chunk_s or 0.0, point.rate) for point in points if point.workers == key.workers)
     return Speed(
-        audio_hours_per_gpu_hour=result.times_real_time or 0.0,  # of one device, with all its workers
+        audio_hours_per_gpu_hour=points[0].rate,  # of one device, with all its workers
         origin=f"from a probe of {key.gpu} with {setup_words(key)}",
         devices=(key.gpu,),
         memory_bytes=key.memory_bytes,
         start_up_s=max((trial.start_up_s for trial in probe.trials if trial.start_up_s), default=None),
         points=tuple(points),
-        chunk_s=result.best_s,
-        curve=tuple(curve),
+        chunk_s=points[0].chunk_s,
         safe_s=None if result.too_long_s is None else result.safe_s,
         best_s=result.best_s,
         doubts=tuple(doubts),
@@ -455,35 +452,26 @@ def _speed_of_probes(probes: Sequence[Probed], doubts: Sequence[str]) -> Speed:
 # --- chunks of other lengths ------------------------------------------------------------------------------------------
 
 
-def at_length(speed: Speed, chunk_s: float) -> Speed:
-    """Return the speed for chunks of a length, where trials of several are known; else the speed as it is."""
-    if not speed.curve or chunk_s <= 0:
-        return speed
-    rate, how = read_off(speed.curve, chunk_s)
-    origin = f"{speed.origin}, for chunks of {chunk_s:,.3g} s ({how})"
-    return replace(speed, audio_hours_per_gpu_hour=rate, origin=origin, chunk_s=chunk_s)
-
-
-def read_off(curve: Curve, chunk_s: float) -> tuple[float, str]:
-    """Return the speed for chunks of a length, and how it was found."""
+def read_off(curve: Curve, chunk_s: float) -> float:
+    """Return the speed for chunks of a length; longer ones than were measured are no faster."""
     if chunk_s < curve[0][0]:
-        return _shorter_than_tried(curve, chunk_s)
+        return _shorter_than_measured(curve, chunk_s)
     for (short_s, slow), (long_s, fast) in pairwise(curve):
-        if short_s < chunk_s < long_s:
+        if short_s <= chunk_s < long_s:
             part = math.log(chunk_s / short_s) / math.log(long_s / short_s)
-            return slow + part * (fast - slow), f"between trials of {short_s:g} and {long_s:g} s"
-    length_s, rate = next(trial for trial in reversed(curve) if trial[0] <= chunk_s)
-    return rate, "tried" if length_s == chunk_s else f"no faster than the longest trial, of {length_s:g} s"
+            return slow + part * (fast - slow)
+    return curve[-1][1]
 
 
-def _shorter_than_tried(curve: Curve, chunk_s: float) -> tuple[float, str]:
-    """Estimate the speed: each chunk has a fixed cost; with only one trial, all its time counts as fixed cost."""
+def _shorter_than_measured(curve: Curve, chunk_s: float) -> float:
+    """Estimate the speed: each chunk has a fixed cost; with only one length, all its time counts as fixed cost."""
     first_s, first_rate = curve[0]
     took_s = first_s / first_rate
     per_second = 0.0
     if len(curve) > 1:
         next_s, next_rate = curve[1]
         per_second = max(0.0, (next_s / next_rate - took_s) / (next_s - first_s))
-    per_chunk = max(0.0, took_s - per_second * first_s)
-    rate = chunk_s / (per_chunk + per_second * chunk_s) if per_chunk else first_rate
-    return rate, f"shorter than any trial: estimated with {per_chunk:.2g} s for each chunk besides its audio"
+    per_chunk = took_s - per_second * first_s
+    if per_chunk <= 0:
+        return first_rate
+    return chunk_s / (per_chunk + per_second * chunk_s)

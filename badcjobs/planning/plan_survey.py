@@ -1,4 +1,7 @@
-"""Read the sources for check and plan once, from end to end; mistakes are counted and do not stop it."""
+"""Read the sources for check and plan once, from end to end, and remark on files without audio and what is left out.
+
+Mistakes are counted and do not stop it.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,22 @@ import csv
 import heapq
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import TextIO
+from pathlib import Path
+from typing import Any, TextIO
 
-from badcjobs.model import Cutting, PlaceCounts
+from badcjobs.model import BROKEN_AUDIO, EMPTY_FILE, NOT_AUDIO, UNREADABLE_FILE, Cutting, PlaceCounts
+from badcjobs.paths import shell_line
+from badcjobs.planning.findings import Remark, note, problem, warning
+from badcjobs.report.rules import PROBLEM, WARNING
 from badcjobs.sources.badc_manifest import CARRIED, CUT, HEADER, OF_A_PLACE, Manifest
-from badcjobs.sources.mistakes import Mistakes
-from badcjobs.sources.open import AudioSource, Sources
+from badcjobs.sources.mistakes import PERHAPS_AUDIO, SHOWN, Mistakes, left_out_words, with_more
+from badcjobs.sources.open import Sources
+from badcjobs.sources.places import place_words
 from badcjobs.sources.survey import PlannedRow, Surveyor, survey, survey_again
-from badcjobs.words import count
+from badcjobs.words import count, data_size
 
 Progress = Callable[[int], None]
 
@@ -30,7 +38,7 @@ def read_sources(
     needs_audio: bool = False,
 ) -> Survey:
     """Read everything once; a second time if identities repeat, without the repeated rows."""
-    mistakes = LeftOut(sources.parts, left_out)
+    mistakes = Mistakes([part.name for part in sources.parts], left_out)
     chunks, walk = survey(sources, mistakes, needs_audio=needs_audio)
     tally = Survey(walk, mistakes)
     tally.read(chunks, rows, progress)
@@ -151,7 +159,7 @@ class Survey:
     """Counts of a source, chunk by chunk, with a few names as examples."""
 
     walk: Surveyor  # the headers that were read, and the files that are missing
-    mistakes: LeftOut
+    mistakes: Mistakes
     lengths: Lengths = field(default_factory=Lengths)
     cut: int = 0  # chunks that are parts of longer files
     shared_ms: int = 0  # of audio that two neighbours in a recording both have
@@ -181,7 +189,8 @@ class Survey:
                 length_ms = 0
             self.lengths.add(length_ms)
             if length_ms is None:
-                self._note_unknown(row.path)
+                if len(self.unknown_names) < EXAMPLES:
+                    self.unknown_names.append(row.path)
             elif length_ms > self._shown_ms:
                 self._note_long(length_ms, row)
             if end_ms is not None and not row.fails:
@@ -195,10 +204,6 @@ class Survey:
                 kept.add(row)
             if not row_number & 0xFF:  # a call for each of a million rows takes too long
                 progress(row_number)
-
-    def _note_unknown(self, path: str) -> None:
-        if len(self.unknown_names) < EXAMPLES:
-            self.unknown_names.append(path)
 
     def _note_long(self, length_ms: int, row: PlannedRow) -> None:
         """Keep the name of a chunk that is longer than those that are shown."""
@@ -254,39 +259,127 @@ class RowFile:
             yield row
 
 
-# --- what cannot be planned -------------------------------------------------------------------------------------------
+# --- what is odd about a source ---------------------------------------------------------------------------------------
+
+_GO_ON = "ls -l {path}   (a run does the others; restore the files, then run the same command again)"
+# fault → how bad it is, what happens, a line to paste about the first file
+_FAULTS = {
+    EMPTY_FILE: (WARNING, "without any audio; counted as 0 hours, and would fail", _GO_ON),
+    NOT_AUDIO: (PROBLEM, "of no audio format, named like audio; counted as 0 hours, and would fail", "file {path}"),
+    BROKEN_AUDIO: (WARNING, "truncated, or with a wrong header; only what is there is counted", _GO_ON),
+    UNREADABLE_FILE: (PROBLEM, "that cannot be read from here; counted as 0 hours, and would fail", "ls -l {path}"),
+}
 
 
-class LeftOut(Mistakes):
-    """Mistakes in sources; with a file, every one is written to it."""
+def to_facts(survey: Survey) -> dict[str, Any]:
+    """Return the chunks and files of a source, and every file that gives no audio, for JSON documents."""
+    walk = survey.walk
+    size = walk.size
+    return {
+        "chunks": survey.lengths.rows,
+        "longest_s": survey.lengths.longest_ms / 1000,
+        "of_unknown_length": survey.lengths.unknown,
+        "files": size.files,
+        "bytes": size.total_bytes,
+        "files_of_unknown_size": size.unsized,
+        "not_fetched": size.not_here,
+        "not_fetched_bytes": size.not_here_total_bytes,
+        "left_out_files": dict(walk.remarks.left_out),
+        "places": survey.places and asdict(survey.places),
+        "faults": {fault: names for fault, names in walk.remarks.faults.items() if names},
+    }
 
-    def __init__(self, parts: Sequence[AudioSource], file: TextIO | None = None) -> None:
-        super().__init__([part.name for part in parts])
-        self._file = file
 
-    def add(
-        self,
-        line: int,
-        text: str,
-        *,
-        why: str = "",
-        fix: str | None = None,
-        missing: bool = False,
-    ) -> None:
-        """Note a mistake, and write it down."""
-        super().add(line, text, why=why, fix=fix, missing=missing)
-        if self._file is not None:
-            self._file.write(f"{self.describe(self.source, line, text, why, named=True)}\n")
+def check_survey(survey: Survey, quiet: str) -> Iterator[Remark]:
+    """Return what is odd about a source; ``quiet`` is the severity of what must not alarm."""
+    remarks = survey.walk.remarks
+    yield from check_places(survey.places, quiet)
+    yield from _check_left_out(survey)
+    yield from _check_faults(survey)
+    yield from _check_lengths(survey)
+    yield from _check_not_here(survey)
+    if remarks.left_out:
+        may_be_audio = any(ending in PERHAPS_AUDIO for ending in remarks.left_out)
+        severity = WARNING if may_be_audio else quiet
+        yield Remark(
+            severity,
+            "left out",
+            left_out_words(remarks.left_out),
+            "badcjobs guide audio   (formats)",
+        )
+    for text in remarks.notes():
+        yield note("passed over", text)
 
-    @property
-    def words(self) -> str:
-        """How much is wrong, as text."""
-        return f"{count(self.count, 'mistake')} in rows or sources"
 
-    @property
-    def fix(self) -> str | None:
-        """A line to paste; None: there are no mistakes."""
-        error = self.error()
-        if error is None:
-            return None
-        return error.fix
+def check_places(places: PlaceCounts | None, quiet: str) -> Iterator[Remark]:
+    """Say how many recordings have a place; those without one would be analysed differently."""
+    if places is None:
+        return
+    if places.left_out:
+        fix = "add them to the list, or give all others a place: --config recordings.region=CA-NT"
+        yield warning("places", place_words(places), fix)
+    else:
+        yield Remark(quiet, "places", place_words(places))
+
+
+def _check_left_out(survey: Survey) -> Iterator[Remark]:
+    mistakes = survey.mistakes
+    error = mistakes.error()
+    if error is not None:
+        text = f"{count(mistakes.count, 'mistake')} in rows or sources, which are left out:"
+        text += " badcjobs run would refuse them, or fail those without usable audio"
+        details = with_more(mistakes.examples(SHOWN)[0], mistakes.count)
+        yield problem("left out", text, error.fix or "badcjobs check --help", tuple(details))
+
+
+def _check_faults(survey: Survey) -> Iterator[Remark]:
+    """Name every file that gives no audio, or less than its header says."""
+    remarks = survey.walk.remarks
+    for fault, (severity, effect, fix) in _FAULTS.items():
+        names = remarks.faults[fault]
+        if not names:
+            continue
+        text = f"{count(len(names), 'file')} {effect}"
+        if fault == BROKEN_AUDIO and survey.nothing_there:
+            text += f"; {count(survey.nothing_there, 'chunk')} without any of it would fail"
+        path = shell_line(Path(remarks.first_fault[fault]))
+        yield Remark(
+            severity,
+            fault.replace("_", " "),
+            text,
+            fix.format(path=path),
+            tuple(names),
+        )
+
+
+def _check_lengths(survey: Survey) -> Iterator[Remark]:
+    """Report lengths that are not known."""
+    walk = survey.walk
+    lengths = survey.lengths
+    unknown = lengths.unknown - walk.size.not_here_unknown
+    if unknown:
+        counted = f"counted with {lengths.guess_ms / 1000:,.1f} s each"
+        text = f"{count(unknown, 'file')} without a length in the header; {counted}"
+        yield note("unknown length", text, details=tuple(survey.unknown_names))
+    if walk.for_ffmpeg:
+        text = "ffmpeg is not on PATH: files in M4A, AAC, WMA or the like have no known length and are not cut"
+        fix = "module load ffmpeg   (or: apt install ffmpeg)"
+        yield warning("ffmpeg", text, fix, tuple(walk.for_ffmpeg[:SHOWN]))
+
+
+def _check_not_here(survey: Survey) -> Iterator[Remark]:
+    """Report files that git-annex has not fetched, and those that are missing."""
+    walk = survey.walk
+    size = walk.size
+    if size.not_here and not walk.needs_audio:  # then each of them is a mistake
+        amount = f"{count(size.not_here, 'file')} ({data_size(size.not_here_total_bytes)})"
+        how = "planned by the times of their rows"
+        if size.not_here_unknown:
+            how += ", or with a length that is estimated by the others"
+        text = f"git-annex has not fetched {amount}; {how}; badcjobs run would fail them"
+        yield warning("not here", text, size.not_here_fix)
+    if walk.not_there:
+        missing = count(len(walk.not_there), "file")
+        text = f"{missing} missing or unusable, of those looked at; rows with an end are planned by their times"
+        fix = "badcjobs check SOURCE   (looks at every file; --root DIR: where relative source_paths start from)"
+        yield note("audio", text, fix, tuple(walk.not_there[:3]))

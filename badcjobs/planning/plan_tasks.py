@@ -97,8 +97,7 @@ def check_wish(wish: PlanWish, site: Site) -> None:
 # --- margins ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Margin:
+class Margin(NamedTuple):
     """The part of a task's time limit that is not planned for work."""
 
     start_up_s: float
@@ -213,7 +212,12 @@ class Sizing(NamedTuple):
 
 
 def count_tasks(
-    lengths: Lengths, rate: float, gpus: int, margin: Margin, wish: PlanWish, site: Site
+    lengths: Lengths,
+    rate: float,
+    gpus: int,
+    margin: Margin,
+    wish: PlanWish,
+    site: Site,
 ) -> tuple[int, float, float]:
     """Return about how many tasks are needed, the audio that one has room for in ms, and its longest tail in s."""
     usable_s = margin.work_s(wish.longest_s(site))

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from badcjobs.cluster.job_script import BatchScript, Call
 from badcjobs.cluster.sbatch_options import OF_SUBMIT, Asked
@@ -20,9 +20,8 @@ from badcjobs.errors import BadcjobsError, BadInput, NotHere
 from badcjobs.model import StandIn
 from badcjobs.paths import shell_line
 from badcjobs.planning.findings import FINE, Remark, fine, problem
-from badcjobs.planning.plan_survey import Lengths, Progress, read_sources
+from badcjobs.planning.plan_survey import Lengths, Progress, check_places, check_survey, read_sources, to_facts
 from badcjobs.planning.site import Site
-from badcjobs.planning.source_rules import check_places, check_survey, to_facts
 from badcjobs.report.completeness import open_placed_sources
 from badcjobs.seams import Clock, Unanswered
 from badcjobs.settings import SETTINGS, RunSettings
@@ -35,15 +34,11 @@ from badcjobs.workers.engines import traits_of
 
 _PATIENCE_S = 30.0
 _COARSE_MS = 20  # the kernel stamps files with a clock that ticks a hundred times a second
-_LIST_FOLLOWS = "--- loaded ---"  # a login shell may print a greeting before it
-_NO_MODULES = 97
+_NOT_FOUND = 127  # exit code of a shell without such a command
 _NOT_NOW = ("Unable to contact", "ocket timed out", "temporarily unable")  # of the controller, not of the job
-_LOAD = f'type module >/dev/null 2>&1 || exit {_NO_MODULES}; module load "$@"; echo; echo "{_LIST_FOLLOWS}"; '
-_LOAD += "module -t list 2>&1"
 
 
-@dataclass(frozen=True, slots=True)
-class FolderFacts:
+class FolderFacts(NamedTuple):
     """A folder as this machine sees it."""
 
     path: str  # absolute, as it was given
@@ -57,8 +52,7 @@ class FolderFacts:
     skew_s: float | None = None  # its filesystem's clock minus ours
 
 
-@dataclass(frozen=True, slots=True)
-class SlurmFacts:
+class SlurmFacts(NamedTuple):
     """Values of ``scontrol show config``."""
 
     max_array_size: int | None = None
@@ -66,8 +60,7 @@ class SlurmFacts:
     trouble: str | None = None  # it is installed, but does not answer
 
 
-@dataclass(frozen=True, slots=True)
-class GpuFacts:
+class GpuFacts(NamedTuple):
     """The devices of this machine."""
 
     names: tuple[str, ...]
@@ -76,14 +69,12 @@ class GpuFacts:
     in_job: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleFacts:
+class ModuleFacts(NamedTuple):
     """The result of ``module load …`` in a shell of its own."""
 
-    names: tuple[str, ...]  # as they were loaded
-    command: bool  # whether there is a module command at all
-    loaded: tuple[str, ...] = ()
-    message: str = ""  # of the module command
+    names: tuple[str, ...]
+    message: str = ""  # why they cannot be loaded; empty: they can
+    command: bool = True  # whether there is a module command at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +134,12 @@ class Job:
         """Whether the script calls ``badcjobs merge``."""
         return self.script is not None and self.script.call is not None and self.script.call.command == "merge"
 
-    def ask(self, name: str, value: object, note: str = "") -> str:
+    def ask(
+        self,
+        name: str,
+        value: object,
+        note: str = "",
+    ) -> str:
         """Return the line that asks Slurm for a value: of the script, else as an option of submit."""
         setting = SETTINGS["submit"].get(OF_SUBMIT.get(name, name))
         if self.script is not None:
@@ -222,14 +218,6 @@ def query_slurm(environ: Mapping[str, str]) -> SlurmFacts | None:
     return SlurmFacts(numbers.get("MaxArraySize"), numbers.get("KillWait"))
 
 
-def query_sbatch(path: Path, environ: Mapping[str, str], cwd: Path) -> tuple[str, ...] | None:
-    """Run ``sbatch --test-only``, which submits nothing; None: sbatch is not there, or gives no answer."""
-    answer = slurm_programs.test_script(path, environ, cwd)
-    if answer is None:
-        return None
-    return parse_trial(*answer)
-
-
 def parse_trial(exit_code: int, said: str) -> tuple[str, ...] | None:
     """Return why ``sbatch --test-only`` refuses a script, with its other messages; None: no controller."""
     if exit_code == 0:
@@ -243,10 +231,10 @@ def parse_trial(exit_code: int, said: str) -> tuple[str, ...] | None:
 
 
 def load_modules(names: tuple[str, ...], environ: Mapping[str, str]) -> ModuleFacts:
-    """Load modules in a login shell of its own, as a job script would, and see which are loaded then."""
+    """Load modules in a login shell of its own, as a job script would."""
     try:
         done = subprocess.run(
-            ["bash", "-lc", _LOAD, "bash", *names],
+            ["bash", "-lc", 'module load "$@"', "bash", *names],
             env=dict(environ),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -256,16 +244,12 @@ def load_modules(names: tuple[str, ...], environ: Mapping[str, str]) -> ModuleFa
             check=False,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        return ModuleFacts(
-            names,
-            command=not isinstance(error, FileNotFoundError),
-            message=str(error),
-        )
-    if done.returncode == _NO_MODULES:
-        return ModuleFacts(names, command=False)
-    loaded = done.stdout.partition(f"{_LIST_FOLLOWS}\n")[2].split()
+        return ModuleFacts(names, str(error), command=not isinstance(error, OSError))
+    if done.returncode == 0:
+        return ModuleFacts(names)
     errors = [line.strip() for line in done.stderr.splitlines() if "rror" in line or "unknown" in line.lower()]
-    return ModuleFacts(names, command=True, loaded=tuple(loaded), message="".join(errors[:1]))
+    message = "".join(errors[:1]) or f"exit code {done.returncode}"
+    return ModuleFacts(names, message, command=done.returncode != _NOT_FOUND)
 
 
 def look_at_gpus(environ: Mapping[str, str], clock: Clock, stand_in: StandIn) -> GpuFacts:
@@ -282,7 +266,11 @@ def look_at_gpus(environ: Mapping[str, str], clock: Clock, stand_in: StandIn) ->
 
 
 def check_source(
-    settings: RunSettings, cwd: Path, *, progress: Progress, quick: bool = False
+    settings: RunSettings,
+    cwd: Path,
+    *,
+    progress: Progress,
+    quick: bool = False,
 ) -> tuple[SourceFacts | None, list[Remark]]:
     """Read every row and look at every file, as a plan does; ``quick``: look at no file.
 

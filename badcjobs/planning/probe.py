@@ -7,7 +7,7 @@ import signal
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +16,7 @@ import psutil
 
 from badcjobs.devices.allocation import Grant, requested_memory_bytes
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
-from badcjobs.model import FITS, Allocation, Device, Probed, ProbeKey, Trial, WorkerPlan, not_none
+from badcjobs.model import FITS, Allocation, Probed, ProbeKey, Trial, WorkerPlan, not_none
 from badcjobs.paths import RunFolder
 from badcjobs.planning.probe_search import Bounds, ProbeStep, evaluate, next_step, usual_is_over
 from badcjobs.planning.probe_trial import Bench, TrialRun, Trouble, count_rounds, is_too_short, prepare_sounds
@@ -25,7 +25,6 @@ from badcjobs.seams import Engine
 from badcjobs.settings import ProbeSettings, RunSettings
 from badcjobs.sources.audio_formats import NotWav
 from badcjobs.sources.cutter import AudioCutter
-from badcjobs.store.connect import grouped
 from badcjobs.task.progress import find_end
 from badcjobs.task.records import RecordingOptions, Records
 from badcjobs.task.startup import StopRequest, World, find_devices, make_engine, read_allocation, task_mark
@@ -48,12 +47,11 @@ _LONGEST_WHY = 1500
 _FASTER_THAN_ANYTHING = 1e6  # times real time
 
 
-@dataclass(frozen=True)
-class ProbeOrder:
+class ProbeOrder(NamedTuple):
     """What ``badcjobs probe`` was given."""
 
     settings: RunSettings  # the engine, the devices, and the audio as its source
-    probe: ProbeSettings = field(default_factory=ProbeSettings)
+    probe: ProbeSettings = ProbeSettings()
     most_s: float = 600.0  # time limit
     store: Path | None = None  # None: in the user's cache
     again: bool = False  # discard earlier results
@@ -166,30 +164,28 @@ def open_store(order: ProbeOrder, world: World) -> ProbeStore:
 
 
 def make_searches(
-    order: ProbeOrder, grant: Grant, engine: Engine, cores: int, store: ProbeStore
+    order: ProbeOrder,
+    grant: Grant,
+    engine: Engine,
+    cores: int,
+    store: ProbeStore,
 ) -> Iterator[ModelSearch]:
-    """Yield one search for each model of device, in the order in which they are granted."""
+    """Yield one search for each model of device, on the first of these, in the order in which they are granted."""
     settings = order.settings
     workers = (settings.workers_wanted or 1) if grant.devices else settings.cpu_workers
-    plans = [WorkerPlan(0, device, None, 1) for device in grant.devices or (None,)]
-    models = grouped(((model_of(plan), plan.device and plan.device.memory_total_bytes), plan.device) for plan in plans)
     threads = max(1, cores // (workers * max(1, len(grant.devices))))
-    for (name, memory_bytes), devices in models.items():
-        plan = WorkerPlan(0, devices[0], None, threads)
+    models: dict[tuple[str, int | None], WorkerPlan] = {}
+    for device in grant.devices or (None,):
+        plan = WorkerPlan(0, device, None, threads)
+        memory_bytes = None if device is None else device.memory_total_bytes
+        models.setdefault((model_of(plan), memory_bytes), plan)
+    for (name, memory_bytes), plan in models.items():
         at_once = workers * engine.chunks_at_once(plan)
         version = engine.version or "unknown"
-        key = ProbeKey(
-            name,
-            memory_bytes,
-            engine.name,
-            version,
-            subject_of(settings),
-            at_once,
-            workers,
-        )
+        key = ProbeKey(name, memory_bytes, engine.name, version, subject_of(settings), at_once, workers)
         if order.again:
             store.put(Probed(key))
-        yield ModelSearch(key, devices, threads, store, order)
+        yield ModelSearch(key, plan, store, order)
 
 
 @contextmanager
@@ -244,21 +240,22 @@ class ModelSearch:
     """The search for one model of device: what was tried, and what is being tried."""
 
     def __init__(
-        self, key: ProbeKey, devices: list[Device | None], threads: int, store: ProbeStore, order: ProbeOrder
+        self,
+        key: ProbeKey,
+        plan: WorkerPlan,
+        store: ProbeStore,
+        order: ProbeOrder,
     ) -> None:
         before = store.find(key)
         self.key = key
-        self.threads = threads  # cores for each worker
-        self.free = devices  # that share the trials; None: the CPU
+        self.plan = plan  # of a worker
         self.trials: list[Trial] = list(before.trials)
         self.problem: BadcjobsError | None = None
         self.host_note: str | None = None
-        self.in_flight: list[ProbeStep] = []
         self._at = before.at
         self._store = store
         self._bounds = Bounds(*order.probe.lengths_s)
-        self._margin_percent = order.probe.margin_percent
-        self._trial_s = order.probe.trial_s
+        self._settings = order.probe
         self._start_up_s = 0.0
         self._guess: float | None = None  # the speed of a trial that was too short to count
 
@@ -273,7 +270,7 @@ class ModelSearch:
         finished = bool(self.trials) and self.is_over
         result = None
         if self.trials and usual_is_over(self.trials, self._bounds):
-            result = evaluate(self.trials, self._margin_percent, finished=finished)
+            result = evaluate(self.trials, self._settings.margin_percent, finished=finished)
         return Probed(self.key, tuple(self.trials), result, finished, self._at)
 
     def keep(self) -> Probed:
@@ -295,7 +292,7 @@ class ModelSearch:
                 )
         if self.problem:
             return None
-        return next_step(self.trials, self._bounds, self.in_flight)
+        return next_step(self.trials, self._bounds)
 
     def expected_s(self, step: ProbeStep) -> float:
         """Return about how long a trial will take; 0: not known."""
@@ -313,7 +310,7 @@ class ModelSearch:
     def chunks(self, step: ProbeStep) -> int:
         """Return how many chunks a trial gets."""
         lanes = self.lanes(step)
-        return lanes * count_rounds(step.length_s, lanes, self._trial_s, self.rate)
+        return lanes * count_rounds(step.length_s, lanes, self._settings.trial_s, self.rate)
 
     @property
     def rate(self) -> float | None:
@@ -323,18 +320,14 @@ class ModelSearch:
             return self._guess
         return max(measured, key=lambda trial: trial.length_s).times_real_time
 
-    def end(self, run: TrialRun, outcome: Trial | Trouble | None) -> None:
-        """Store the outcome of a trial; None: it was stopped."""
-        self.in_flight.remove(run.step)
-        self.free.append(run.plans[0].device)
-        if outcome is None:
-            return
+    def end(self, run: TrialRun, outcome: Trial | Trouble) -> None:
+        """Store the outcome of a trial."""
         if isinstance(outcome, Trouble):
             self.problem = explain(outcome, self.key, run.step)
             return
         end = f"{self.key.gpu}: {run.step.length_s:g} s: {outcome.outcome}, {memory(outcome.peak_bytes)} at most"
         log.info("%s, %s real time", end, speed(outcome.times_real_time))
-        if self._guess is None and is_too_short(outcome, self.lanes(run.step), self._trial_s):
+        if self._guess is None and is_too_short(outcome, self.lanes(run.step), self._settings.trial_s):
             self._guess = outcome.times_real_time or _FASTER_THAN_ANYTHING
             log.info("%s: too short to count: repeated with more chunks", self.key.gpu)
             return
@@ -374,35 +367,29 @@ def run_trials(
     searches: Sequence[ModelSearch],
     until_s: float,
 ) -> None:
-    """Run the trials of all searches until all are done or the time is over."""
+    """Run the trials of one search after the other until all are done or the time is over."""
     clock = world.clock
     host = _HostMemory(world)
-    running: list[tuple[ModelSearch, TrialRun]] = []
-    over = False
     begun = 0
-    while True:
-        if not over and (world.stop.requested or clock.monotonic_s() >= until_s):
-            over = True
-            for _, run in running:
-                run.break_off()
-        for search in searches:
+    for search in searches:
+        while True:
             left_s = until_s - clock.monotonic_s()
-            while search.free and not over:
-                step = search.next_step(host.bytes)
-                if step is None or search.expected_s(step) > left_s:
-                    break
-                begun += 1
-                running.append((search, _begin(bench, search, step, begun)))
-        if not running:
-            return
-        for _, run in running:
-            run.look(_LOOK_S / len(running))
-        host.read([run for _, run in running])
-        bench.records.check_recorder()
-        for search, run in [pair for pair in running if not pair[1].busy]:
-            running.remove((search, run))
+            step = search.next_step(host.bytes)
+            if world.stop.requested or left_s <= 0 or step is None or search.expected_s(step) > left_s:
+                break
+            begun += 1
+            run = _begin(bench, search, step, begun)
+            stopped = False
+            while run.busy:
+                run.look(_LOOK_S)
+                host.read(run)
+                bench.records.check_recorder()
+                if not stopped and (world.stop.requested or clock.monotonic_s() >= until_s):
+                    stopped = True
+                    run.break_off()
             outcome = run.end()
-            search.end(run, None if over else outcome)
+            if not stopped:
+                search.end(run, outcome)
 
 
 class _HostMemory:
@@ -415,32 +402,25 @@ class _HostMemory:
         self._usage = UsageReader(world.pid)
         self._next_s = 0.0
 
-    def read(self, running: Sequence[TrialRun]) -> None:
-        """Note the memory of all our processes with the trials that are running, if it is time to."""
+    def read(self, run: TrialRun) -> None:
+        """Note the memory of all our processes with the trial that is running, if it is time to."""
         now_s = self._clock.monotonic_s()
         if now_s < self._next_s:
             return
         self._next_s = now_s + _HOST_EVERY_S
         reading = self._usage.read(now_s)
         if reading is not None and reading.memory_bytes is not None:
-            for run in running:
-                run.host_peak_bytes = max(run.host_peak_bytes or 0, reading.memory_bytes)
+            run.host_peak_bytes = max(run.host_peak_bytes or 0, reading.memory_bytes)
 
 
 def _begin(bench: Bench, search: ModelSearch, step: ProbeStep, number: int) -> TrialRun:
     key = search.key
-    device = search.free.pop(0)
+    device = search.plan.device
     device_id = None if device is None else bench.records.writer.device_id(device)
     slots = range((number - 1) * key.workers, number * key.workers)
-    plans = [WorkerPlan(slot, device, device_id, search.threads) for slot in slots]
+    plans = [replace(search.plan, slot=slot, device_id=device_id, lean=step.lean) for slot in slots]
     run = TrialRun(bench, step, plans, search.chunks(step), search.lanes(step), number)
-    log.info(
-        "%s: trying %g s%s",
-        key.gpu,
-        step.length_s,
-        " with one thread" if step.lean else "",
-    )
-    search.in_flight.append(step)
+    log.info("%s: trying %g s%s", key.gpu, step.length_s, " with one thread" if step.lean else "")
     try:
         run.begin()
     except (NotWav, EOFError, OSError) as problem:

@@ -94,25 +94,17 @@ def _curves(place: int, probed: Probed, figures: Any) -> Iterator[tuple[str, Any
     result = probed.result
     marks_s = [] if result is None else sorted({*not_none((result.best_s, result.safe_s))})
 
+    total = probed.key.memory_bytes
+    total_gib = total and total / _GIB
     peaks = [(trial.length_s, trial.peak_bytes / _GIB) for trial in usual if trial.peak_bytes is not None]
-    if peaks:
-        name = f"{_MEMORY}-{place}"
-        total = probed.key.memory_bytes
-        yield (
-            name,
-            figures.curve(
-                name,
-                "GiB",
-                "0.[00]",
-                peaks,
-                total and total / _GIB,
-                marks_s,
-            ),
-        )
     rates = [(trial.length_s, trial.times_real_time) for trial in usual if trial.times_real_time is not None]
-    if rates:
-        name = f"{_SPEED}-{place}"
-        yield name, figures.curve(name, "× real time", "0,0.[0]", rates, None, marks_s)
+    for kind, unit, digits, values, limit in (
+        (_MEMORY, "GiB", "0.[00]", peaks, total_gib),
+        (_SPEED, "× real time", "0,0.[0]", rates, None),
+    ):
+        if values:
+            name = f"{kind}-{place}"
+            yield name, figures.curve(name, unit, digits, values, limit, marks_s)
 
 
 def _table(place: int, probed: Probed) -> Table:

@@ -1,14 +1,12 @@
 """Choose the next chunk length: doubled until it does not fit, then between the two; evaluate the trials. Pure.
 
-The search assumes that less audio needs no more memory, and one thread no more than several. Devices of one model
-share a search: a length in flight on one is not tried on another.
+The search assumes that less audio needs no more memory, and one thread no more than several.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from badcjobs.model import FITS, NO_START, TOO_LONG, ProbeKey, ProbeResult, Trial
@@ -51,42 +49,32 @@ def cannot_start(trials: Trials, *, lean: bool) -> bool:
     return any(trial.outcome == NO_START and trial.lean >= lean for trial in trials)
 
 
-def next_step(
-    trials: Trials,
-    bounds: Bounds,
-    in_flight: Collection[ProbeStep] = (),
-) -> ProbeStep | None:
-    """Return what to try next; None: nothing now, and if nothing is in flight either, the search is over.
+def next_step(trials: Trials, bounds: Bounds) -> ProbeStep | None:
+    """Return what to try next; None: the search is over.
 
     The lean way is searched only where a length does not fit as usual.
     """
     for lean in (False, True):
-        busy_s = [step.length_s for step in in_flight if step.lean is lean]
-        length_s = _next_length(trials, lean, bounds, busy_s)
+        length_s = _next_length(trials, bounds, lean=lean)
         if length_s is not None:
             return ProbeStep(lean, length_s)
         _, too_long_s = bracket(trials, lean=False)
-        if busy_s or (too_long_s is None and not cannot_start(trials, lean=False)):
+        if too_long_s is None and not cannot_start(trials, lean=False):
             break
     return None
 
 
 def usual_is_over(trials: Trials, bounds: Bounds) -> bool:
     """Return whether all trials with the usual threads are done."""
-    return _next_length(trials, False, bounds, []) is None
+    return _next_length(trials, bounds, lean=False) is None
 
 
-def _next_length(
-    trials: Trials,
-    lean: bool,
-    bounds: Bounds,
-    busy_s: Sequence[float],
-) -> float | None:
+def _next_length(trials: Trials, bounds: Bounds, *, lean: bool) -> float | None:
     if cannot_start(trials, lean=lean):
         return None
     fits_s, too_long_s = bracket(trials, lean=lean)
     if too_long_s is None:
-        top_s = max([fits_s or 0.0, *busy_s])
+        top_s = fits_s or 0.0
         if top_s >= bounds.longest_s:
             return None
         longer_s = 2 * top_s or bounds.start_s
@@ -95,20 +83,14 @@ def _next_length(
             longer_s = usual_limit_s
         return min(longer_s, bounds.longest_s)
     if fits_s is None:
-        shorter_s = _rounded(min([too_long_s, *busy_s]) / 2)
-        if shorter_s >= bounds.shortest_s:
-            return shorter_s
+        shorter_s = _rounded(too_long_s / 2)
+        if shorter_s < bounds.shortest_s:
+            return None
+        return shorter_s
+    middle_s = _rounded(math.sqrt(fits_s * too_long_s))  # on a scale of ratios
+    if too_long_s <= fits_s * (1 + bounds.tolerance) or not fits_s < middle_s < too_long_s:
         return None
-    # The middle of the widest stretch without a trial, on a scale of ratios.
-    busy_between = [length_s for length_s in busy_s if fits_s < length_s < too_long_s]
-    points = sorted({fits_s, too_long_s, *busy_between})
-    low_s, high_s = max(pairwise(points), key=lambda pair: pair[1] / pair[0])
-    if high_s <= low_s * (1 + bounds.tolerance):
-        return None
-    middle_s = _rounded(math.sqrt(low_s * high_s))
-    if low_s < middle_s < high_s:
-        return middle_s
-    return None
+    return middle_s
 
 
 def _rounded(seconds: float) -> float:

@@ -13,8 +13,7 @@ from badcjobs.model import FITS, NO_START, TOO_LONG, Chunk, ChunkResult, ChunkSt
 from badcjobs.planning.probe_search import ProbeStep
 from badcjobs.seams import Clock, Engine
 from badcjobs.settings import refuse
-from badcjobs.sources.audio_formats import NotWav, read_wav_header
-from badcjobs.sources.cutter import AudioCutter, CannotCut, open_audio, write_repeated
+from badcjobs.sources.cutter import AudioCutter, CannotCut, write_repeated
 from badcjobs.store.live_files import read_memory_peaks
 from badcjobs.task.records import Records
 from badcjobs.workers.policy import HOST_MEMORY, OUT_OF_MEMORY, RetryPolicy
@@ -129,7 +128,7 @@ class TrialRun:
         self.bench.records.writer.fill(chunks, lambda rows: None)
         self._supervisor = Supervisor(
             self.bench.engine,
-            [replace(plan, lean=self.step.lean) for plan in self.plans],
+            self.plans,
             self.bench.records.writer,
             clock=self.bench.clock,
             policy=RetryPolicy(retries=0, backoff_s=0.0),
@@ -240,31 +239,20 @@ def prepare_sounds(
     folder: Path,
     longest_s: float,
 ) -> list[Path]:
-    """Return the audio as WAV files, decoded as far as a trial needs it; all mistakes are named at once."""
+    """Return copies of the audio as WAV files, as long as a trial needs them; all mistakes are named at once."""
     sounds = []
     mistakes = []
     for number, path in enumerate(paths):
         try:
-            sounds.append(_prepare_sound(path, cutter, folder / f"sound-{number}.wav", longest_s))
+            sound = folder / f"sound-{number}.wav"
+            cutter.cut(path, 0.0, longest_s, sound)
+            sounds.append(sound)
         except IsADirectoryError:
             mistakes.append(f"{path} is a folder; name a recording in it")
         except OSError as error:
             mistakes.append(f"{path} cannot be read: {error.strerror}")
-        except (CannotCut, NotWav) as error:
+        except CannotCut as error:
             mistakes.append(str(error))
     fix = "badcjobs probe RECORDING.wav   (one of your own recordings; it is repeated where it is too short)"
     refuse(mistakes, fix, "this audio cannot be used")
     return sounds
-
-
-def _prepare_sound(path: Path, cutter: AudioCutter, target: Path, longest_s: float) -> Path:
-    """Return a recording itself if it is WAV, else decoded."""
-    try:
-        with open_audio(path) as file:
-            header = read_wav_header(file)
-    except NotWav:
-        cutter.cut(path, 0.0, longest_s, target)
-        return target
-    if header.frames == 0:
-        raise NotWav(f"{path} has no audio in it")
-    return path

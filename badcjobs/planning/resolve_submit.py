@@ -7,15 +7,15 @@ already has, and the source.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from badcjobs.cluster.sbatch_options import read_options, read_request, submit_words
 from badcjobs.cluster.submit import ArrayPlan, plan_array
 from badcjobs.planning.bill import FASTEST, usual_request
+from badcjobs.planning.job_rules import check_billing, with_needs
 from badcjobs.planning.preflight_facts import Job
-from badcjobs.planning.request_rules import check_billing, with_needs
 from badcjobs.planning.site import Site, find_site
 from badcjobs.project import Project
 from badcjobs.run_toml import digest_filelist
@@ -24,8 +24,7 @@ from badcjobs.settings import PlanSettings, RunSettings, SubmitSettings, absolut
 from badcjobs.store.submission_record import Record, read_intent, read_record
 
 
-@dataclass(frozen=True, slots=True)
-class SubmitWish:
+class SubmitWish(NamedTuple):
     """What the user asks for, and where."""
 
     flags: Mapping[str, Any]  # the options of run by key
@@ -45,14 +44,12 @@ class SubmitWish:
     def run_arguments(self, filelist_digest: str | None) -> tuple[str, ...]:
         """Return the arguments of each task's badcjobs; paths are absolute, so that tasks may start in any folder."""
         flags = {**self.flags, "filelist_digest": filelist_digest}
-        given = {key: value for key, value in flags.items() if value is not None}
-        sources = given.get("source") or self.project.get("run", "source") or ()
+        sources = flags.get("source") or self.project.get("run", "source") or ()
         paths = [absolute(self.cwd, source) for source in sources]
-        return ("run", *paths, f"--out={self.out}", *self.project.run_words(given, self.cwd))
+        return ("run", *paths, f"--out={self.out}", *self.project.run_words(flags, self.cwd))
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedSubmit:
+class ResolvedSubmit(NamedTuple):
     """The inputs of a submission, all known before anything is written."""
 
     plan: ArrayPlan

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,8 +16,9 @@ from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import Billing, StandIn
 from badcjobs.project import Project
 from badcjobs.seams import Environ
-from badcjobs.settings import OPTIONS_ONLY, SETTINGS, Setting, read_toml, refuse, to_toml
+from badcjobs.settings import OPTIONS_ONLY, SETTINGS, Setting, read_toml, to_toml
 from badcjobs.trust import Trust
+from badcjobs.words import count
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +135,12 @@ def find_site(
 
 def find_billing(project: Project, cwd: Path) -> Billing | None:
     """Return the weights of the project's site; None: it has none, or the file of the project names a missing one."""
-    with suppress(*(() if "site" in project.keys else (BadInput,))):
+    try:
         return find_site(project.site, cwd, "--config site=").billing
-    return None
+    except BadInput:
+        if "site" in project.keys:
+            raise
+        return None
 
 
 def parse_site(document: Mapping[str, Any], where: str) -> Site:
@@ -156,13 +159,12 @@ def parse_site(document: Mapping[str, Any], where: str) -> Site:
             values |= _parse_table(table, content, mistakes)
     if "name" not in document:
         mistakes.append("name is missing")
-    if "billing" in document and not mistakes and Site("", **values).billing is None:
-        mistakes.append("[billing] has no weight above 0")
-
-    fix = "badcjobs guide sockeye   (all keys of a site file)"
-    if len(mistakes) == 1:
-        raise BadInput(mistakes[0], why=f"in the site file {where}", fix=fix)
-    refuse(mistakes, fix, f"{where} has {len(mistakes)} mistakes")
+    if mistakes:
+        raise BadInput(
+            f"{where} has {count(len(mistakes), 'mistake')}",
+            why="\n".join(mistakes),
+            fix="badcjobs guide sockeye   (all keys of a site file)",
+        )
     return Site(name=document["name"], **values)
 
 

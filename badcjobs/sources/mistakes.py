@@ -6,7 +6,7 @@ import posixpath
 from bisect import insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, TextIO
 
 from badcjobs.errors import BadInput
 from badcjobs.model import AUDIO_FAULTS, BROKEN_AUDIO, AudioHeader, Chunk
@@ -17,13 +17,14 @@ SHOWN = 20
 
 
 class Mistakes:
-    """The number of mistakes, and the first ones in the order of sources and lines."""
+    """The number of mistakes, and the first ones in the order of sources and lines; all of them in ``file``."""
 
-    def __init__(self, names: Sequence[str]) -> None:
+    def __init__(self, names: Sequence[str], file: TextIO | None = None) -> None:
         self.count = 0
         self.missing = 0  # of these, files that are missing or cannot be used: only their rows fail
         self.source = 0  # the number of the source that is being read
         self._names = names
+        self._file = file
         self._wrong_sources: set[int] = set()
         self._first: list[tuple[int, int, str, str]] = []
         self._fix: str | None = None
@@ -44,6 +45,8 @@ class Mistakes:
         insort(self._first, (self.source, line, text, why))
         del self._first[SHOWN:]
         self._fix = self._fix or fix
+        if self._file is not None:
+            self._file.write(f"{self.describe(self.source, line, text, why, named=True)}\n")
 
     def add_unseen(self, mistakes: int) -> None:
         """Count mistakes that are not kept one by one."""

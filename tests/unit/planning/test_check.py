@@ -271,7 +271,7 @@ USUAL = {  # where only a part of a fact is given
     "merge": replace(BATCH, call=replace(START, command="merge")),
     "gpus": planning.GpuFacts((), "nvml", "it says why"),
     "source": planning.SourceFacts(0),
-    "modules": planning.ModuleFacts(("gcc", "cuda"), True, ("gcc/9.4.0", "cuda/11.8")), "site": Site(""),
+    "modules": planning.ModuleFacts(("gcc", "cuda")), "site": Site(""),
 }  # fmt: skip
 WRONG = (Mistake("line 3: sbatch has no option --x", "#SBATCH --y"),)
 TOPICS, SBATCH = (  # of a topic: its subjects, then a line of facts each
@@ -295,9 +295,9 @@ def parse(name, text):
     if name == "trial":
         return planning.parse_trial(int(text != "taken"), SBATCH[text]) if text in SBATCH else literal(text)
     if name in ("out", "submit_folder", "temporary"):
-        return replace(SCRATCH, path=text, real=text)
+        return SCRATCH._replace(path=text, real=text)
     if name == "log_folders":
-        return tuple(replace(SCRATCH, path=path, real=path, missing="gone" in path) for path in text.split(", "))
+        return tuple(SCRATCH._replace(path=path, real=path, missing="gone" in path) for path in text.split(", "))
     return WRONG if text == "WRONG" else literal(text)
 
 
@@ -313,7 +313,8 @@ def facts_of(line):
         elif name in USUAL:
             facts["script" if name == "merge" else name] = USUAL[name]
         elif key:
-            facts[part] = replace(facts.get(part) or USUAL[part], **{key: value})
+            fact = facts.get(part) or USUAL[part]
+            facts[part] = fact._replace(**{key: value}) if isinstance(fact, tuple) else replace(fact, **{key: value})
         elif name in Asked.__dataclass_fields__:
             asked[name] = value
         else:

@@ -58,28 +58,22 @@ def probed_of(name, text):
     return Probed(key, tuple(trials), result, finished, "2026-07-01T12:00:00Z")
 
 
-def search(holds, bounds, devices=1):
-    """Play the devices: each takes the next step as soon as it is free, the oldest trial ends first."""
-    trials, running = [], []
-    while True:
-        while len(running) < devices and (step := planning.next_step(trials, bounds, running)) is not None:
-            assert step not in running
-            running.append(step)
-        if not running:
-            assert planning.next_step(trials, bounds) is None
-            return trials
-        step = running.pop(0)
+def search(holds, bounds):
+    """Play the device."""
+    trials = []
+    while (step := planning.next_step(trials, bounds)) is not None:
         trials.append(Trial(step.length_s, step.lean, FITS if holds(step) else TOO_LONG))
         assert len(trials) < 200
+    return trials
 
 
 @given(
-    limit_s=st.floats(3.1, 20_000), helps=st.floats(1, 8), start_s=st.floats(3, 300), devices=st.integers(1, 5),
+    limit_s=st.floats(3.1, 20_000), helps=st.floats(1, 8), start_s=st.floats(3, 300),
     tolerance=st.sampled_from([0.02, 0.05, 0.2]),
 )  # fmt: skip
-def test_any_limit_is_found_within_the_tolerance_and_in_few_trials(limit_s, helps, start_s, devices, tolerance):
+def test_any_limit_is_found_within_the_tolerance_and_in_few_trials(limit_s, helps, start_s, tolerance):
     bounds = Bounds(start_s, 3600.0, tolerance=tolerance)
-    trials = search(lambda step: step.length_s <= limit_s * (helps if step.lean else 1), bounds, devices)
+    trials = search(lambda step: step.length_s <= limit_s * (helps if step.lean else 1), bounds)
     usual, lean = planning.bracket(trials, lean=False), planning.bracket(trials, lean=True)
     for (fits_s, too_long_s), limit in ((usual, limit_s), (lean, limit_s * helps)):
         if limit >= 3600:
@@ -94,7 +88,7 @@ def test_any_limit_is_found_within_the_tolerance_and_in_few_trials(limit_s, help
     up = math.ceil(math.log2(3600 / start_s)) + 1
     down = math.ceil(math.log2(start_s / bounds.shortest_s)) + 1
     most = max(up, down) + math.ceil(math.log2(math.log(2) / math.log(1 + tolerance))) + 1
-    assert devices > 1 or all(sum(one.lean is way for one in trials) <= most for way in (False, True))
+    assert all(sum(one.lean is way for one in trials) <= most for way in (False, True))
 
 
 def test_it_doubles_then_halves_what_is_in_between_and_tries_one_thread_where_that_may_help(pages):
@@ -104,9 +98,9 @@ def test_it_doubles_then_halves_what_is_in_between_and_tries_one_thread_where_th
         trials = search(lambda step, limit_s=limit_s: step.length_s <= limit_s, Bounds(first_s, last_s))  # type: ignore[misc]
         said.append(f"{case}: {' '.join(show(one.lean, one.length_s) for one in trials)}")
     for case in NEXT:
-        bounds, tried, running = (one.strip() for one in case.split("|"))
+        bounds, tried = (one.strip() for one in case.split("|"))
         between, trials = Bounds(*map(float, bounds.split())), trials_of(tried)
-        step = planning.next_step(trials, between, steps_of(running))
+        step = planning.next_step(trials, between)
         known = [planning.bracket(trials, lean=lean) for lean in (False, True)]
         over = " (usual is over)" * planning.usual_is_over(trials, between)
         said.append(f"{case} → {step and show(*step)}{over} {known}")
@@ -153,7 +147,7 @@ def test_models_are_searched_apart_with_their_lanes_within_the_memory_of_the_nod
         engine = HawkEarsEngine(start, None, tmp_path, allow_cpu=True)
         for search in planning.make_searches(order, Grant(tuple(devices), ""), engine, cores, store):
             steps = steps_of("60 1:60")
-            said.append(f"{line(search.key)}: {search.threads} threads, {len(search.free)} devices")
+            said.append(f"{line(search.key)}: {search.plan.threads} threads")
             for trials in ("", "60=400", "60=400 120=900 240=? 480!"):
                 search.trials = trials_of(trials)
                 chunks = [(search.lanes(one), search.chunks(one), round(search.expected_s(one), 2)) for one in steps]
