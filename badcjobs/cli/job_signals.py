@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -28,35 +27,33 @@ class DelayedSignals:
 
     def __init__(self, meanwhile: str = "") -> None:
         self._meanwhile = meanwhile
+        self._delays = False
         self.came: signal.Signals | None = None
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> DelayedSignals:
         for number in _SUDDEN:
             if signal.getsignal(number) is signal.SIG_DFL:
-                self._receive(number, self._leave)
+                self._receive(number)
         return self
 
     def begin(self) -> None:
         """Delay signals from now on; ignored ones (nohup) stay ignored."""
+        self._delays = True
         for number in ENDINGS:
             if signal.getsignal(number) is not signal.SIG_IGN:
-                self._receive(number, self._hold)
+                self._receive(number)
 
-    def _receive(self, number: signal.Signals, handler: Callable[[int, object], None]) -> None:
-        before = signal.signal(number, handler)
+    def _receive(self, number: signal.Signals) -> None:
+        before = signal.signal(number, self._note)
         self._before.setdefault(number, before)
 
-    def _leave(self, signum: int, _frame: object) -> None:
-        self.came = signal.Signals(signum)
-        for number in self._before:
-            signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the cleanup
-        raise KeyboardInterrupt  # so that the running code cleans up
-
-    def _hold(self, signum: int, _frame: object) -> None:
+    def _note(self, signum: int, _frame: object) -> None:
         if self.came is not None:
-            return
+            return  # a second one would interrupt the cleanup
         self.came = signal.Signals(signum)
+        if not self._delays:
+            raise KeyboardInterrupt  # so that the running code cleans up
         with suppress(OSError):  # not print, which this handler may have interrupted
             os.write(2, f"badcjobs: {self.came.name}: {self._meanwhile}\n".encode())
 

@@ -71,15 +71,15 @@ def with_settings(table: str, *, hidden: bool = False) -> Callable[[Callable[...
             if setting.short:
                 names.append(f"-{setting.short}")
             shown = typer.Option(
+                None,
                 *names,
                 help=setting.help,
                 metavar=setting.metavar or None,
                 rich_help_panel=setting.heading,
                 hidden=hidden,
             )
-            annotation = Annotated[_TYPES[setting.kind] | None, shown]  # type: ignore[valid-type, name-defined]
             kind = inspect.Parameter.KEYWORD_ONLY
-            parameters.append(inspect.Parameter(key, kind, default=None, annotation=annotation))
+            parameters.append(inspect.Parameter(key, kind, default=shown, annotation=_TYPES[setting.kind] | None))
 
         def with_all(**given: Any) -> int:
             return command(**{name: None if value == [] else value for name, value in given.items()})
@@ -166,7 +166,7 @@ def explain_moved_option(option: str, words: Sequence[str], command: str) -> tup
     It may also be an option of submit. None: it is none of them.
     """
     key = _key_of(option)
-    value = given_value([option], words) or "…"
+    value = _value_of(option, words) or "…"
     of_run = SETTINGS["run"].get(key)
     if of_run is not None and of_run.heading and command in ("submit", "check", "plan", "probe"):
         text = option if of_run.kind == "switch" else shell_line(option, value)
@@ -193,11 +193,11 @@ def _key_of(option: str) -> str:
     return option.removeprefix("--").removeprefix("no-").replace("-", "_")
 
 
-def given_value(names: Sequence[str], words: Sequence[str]) -> str | None:
-    """Return the value that a command line gives to an option with these names; None: not given."""
+def _value_of(option: str, words: Sequence[str]) -> str | None:
+    """Return the value that a command line gives to an option; None: not given."""
     for word, following in pairwise([*words, ""]):
         name, equals, value = word.partition("=")
-        if name.startswith("-") and name in names:
+        if name == option:
             return value if equals else following
     return None
 

@@ -53,7 +53,6 @@ def bind(
     ``command`` is the command line without options, for error messages.
     """
     here = f"{command} --host {shlex.quote(host)} --port {port}"
-    listening = None
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         addresses.sort(key=lambda entry: entry[0] != socket.AF_INET)  # for localhost, 127.0.0.1
@@ -61,17 +60,12 @@ def bind(
         address = ipaddress.ip_address(str(sockaddr[0]).partition("%")[0])
         if token is not None or not address.is_loopback:
             _check_token(token or "", here)
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        listening.bind(sockaddr)
-        listening.listen(_BACKLOG)
+        listening = socket.create_server(sockaddr, family=family, backlog=_BACKLOG)
     except (OSError, UnicodeError) as error:
-        if listening is not None:
-            listening.close()
         fix = f"{command} --port 0   (this machine only, any free port; it is printed)"
         raise BadInput(f"cannot listen on {host}, port {port}", why=str(error), fix=fix) from error
 
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
     port = listening.getsockname()[1]
     hosts = [host]
     if address.is_unspecified:
