@@ -151,11 +151,6 @@ USUAL_MEMORY = WorkerMemory(
 )
 
 
-def guess_worker_bytes(chunk_s: float | None) -> int:
-    """Return the main memory that a worker may need with chunks of this length, until it is measured."""
-    return USUAL_MEMORY.bytes_for(chunk_s)
-
-
 def fitting_workers(memory_bytes: float, worker_bytes: float) -> int:
     """Return how many workers a memory holds, at least one; a tenth is left free."""
     return max(1, int(_USABLE * memory_bytes / worker_bytes))
@@ -163,7 +158,7 @@ def fitting_workers(memory_bytes: float, worker_bytes: float) -> int:
 
 def guessed_gb(workers: int, chunk_s: float | None) -> int:
     """Return the memory to request for so many workers in all, until it is measured; a run leaves a tenth free."""
-    return ceil(workers * guess_worker_bytes(chunk_s) / _USABLE / _GIB)
+    return ceil(workers * USUAL_MEMORY.bytes_for(chunk_s) / _USABLE / _GIB)
 
 
 def advised_gb(peak_bytes: float) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from badcjobs.errors import BadcjobsError
-from badcjobs.model import LEAST_CPUS, USUAL_WORKERS, advised_gb, guess_worker_bytes, guessed_gb
+from badcjobs.model import LEAST_CPUS, USUAL_MEMORY, USUAL_WORKERS, advised_gb, guessed_gb
 from badcjobs.planning.plan_speed import Measured, Speed, find_speed, read_off
 from badcjobs.planning.plan_survey import Lengths
 from badcjobs.planning.plan_tasks import PlanWish
@@ -263,7 +263,7 @@ def memory_of(
     for_each = f"for each of {count(in_all, 'worker')}"
     points = [point for point in speed.points if point.memory_bytes and (chunk_s or not point.chunk_s)]
     if not points:
-        guess = f"{memory(guess_worker_bytes(chunk_s))} {for_each} with chunks of"
+        guess = f"{memory(USUAL_MEMORY.bytes_for(chunk_s))} {for_each} with chunks of"
         guess += " unknown length" if chunk_s is None else f" {chunk_s:,.0f} s"
         return guessed_gb(in_all, chunk_s), f"assumed: {guess}, and a tenth left free; not measured"
 

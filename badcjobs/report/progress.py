@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from badcjobs.model import ChartData, Stretches, is_silent, not_none
-from badcjobs.store.accounting import StateTime
+from badcjobs.store.figures import StateTime
 from badcjobs.store.read_model import Completeness, DeviceFacts, JobFacts, TaskFacts, UnderWay
 from badcjobs.words import moment
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from badcjobs import words
 from badcjobs.model import not_none
 from badcjobs.report.summary import Summary, ratio
-from badcjobs.store.accounting import StateTime
 from badcjobs.store.connect import grouped
+from badcjobs.store.figures import StateTime
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
 from badcjobs.store.read_tasks import parse_settings
 from badcjobs.words import count, number, plain, share_words

@@ -230,13 +230,12 @@ def is_database(path: Path) -> bool:
         return False
 
 
-def read_only_uri(path: Path, *, sealed: bool = True) -> str:
-    """Return the URI that opens a file for reading only.
+def read_only_uri(path: Path) -> str:
+    """Return the URI that opens a sealed file: it is complete, and replaced, never changed.
 
-    ``sealed`` files are complete and are replaced, never changed, so SQLite needs no locks, which some shared
-    filesystems do not support.
+    So SQLite needs no locks, which some shared filesystems do not support.
     """
-    return file_uri(path, "mode=ro&immutable=1" if sealed else "mode=ro")
+    return file_uri(path, "mode=ro&immutable=1")
 
 
 def file_uri(path: Path, how: str) -> str:

@@ -13,6 +13,7 @@ import math
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
 from itertools import chain, groupby, repeat
 from operator import itemgetter
@@ -79,10 +80,9 @@ def read_table(db: sqlite3.Connection, table: str, form: str) -> tuple[dict[str,
     # A computed column of a view has the type of its values; one query reads them all, because a view may be slow.
     computed = [name for name, kind in types.items() if kind not in _STORED]
     if computed:
-        all_types = ", ".join(f"group_concat(DISTINCT typeof({quoted(name)}))" for name in computed)
-        for name, kinds in zip(computed, db.execute(f"SELECT {all_types} FROM ({sql})").fetchone(), strict=True):
-            there = set((kinds or "null").split(",")) - {"null"}
-            types[name] = "TEXT" if "text" in there else "INTEGER" if there == {"integer"} else "REAL"
+        kinds = ", ".join(f"max(typeof({name})) FILTER (WHERE {name} IS NOT NULL)" for name in map(quoted, computed))
+        row = db.execute(f"SELECT {kinds} FROM ({sql})").fetchone()
+        types |= {name: (kind or "REAL").upper() for name, kind in zip(computed, row, strict=True)}
     return types, in_batches(db.execute(sql))
 
 
@@ -146,51 +146,51 @@ class DetectionFilter(NamedTuple):
         return [name for name in self.species if name.upper() not in there]
 
 
+@dataclass(slots=True)
 class JobDetections:
     """The detections of a job database, at their times in the recording."""
 
-    def __init__(self, db: sqlite3.Connection, wanted: DetectionFilter, time_zone: tzinfo | None) -> None:
-        self._db = db
-        self._wanted = wanted
-        self._time_zone = time_zone  # of the recorders' clocks
-        self._recordings = "recording"
+    db: sqlite3.Connection
+    selection: DetectionFilter
+    time_zone: tzinfo | None  # of the recorders' clocks
+    recordings: str = "recording"  # the table with their names
 
     def rename(self, name_of: Callable[[str, str, str], RecordingName]) -> None:
         """Read study area, location and time of all recordings from their paths again; the database is not changed."""
-        self._db.execute(
+        self.db.execute(
             f"""CREATE TABLE {_RENAMED} (
                     recording_id TEXT PRIMARY KEY, source_path, study_area, location, recorded_at, pattern,
                     recorded_on, location_name
                 ) WITHOUT ROWID"""
         )
-        for recording_id, source_path, audio_path, *given in self._db.execute(_PATHS):
+        for recording_id, source_path, audio_path, *given in self.db.execute(_PATHS):
             name = name_of(recording_id, source_path, audio_path)
             facts = (name.study_area, name.location, name.recorded_at, name.pattern)
-            self._db.execute(
+            self.db.execute(
                 f"INSERT INTO {_RENAMED} VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (recording_id, source_path, *facts, *given),
             )
-        self._recordings = _RENAMED
+        self.recordings = _RENAMED
 
     def gaps(self) -> NameGaps:
         """Count the recordings without a study area, a date or a time."""
-        return count_gaps(self._db, self._recordings)
+        return count_gaps(self.db, self.recordings)
 
     def study_areas(self) -> list[str | None]:
         """Return all study areas in row order; None: recordings without one."""
-        rows = self._db.execute(f"SELECT DISTINCT study_area FROM {self._recordings} ORDER BY study_area")
+        rows = self.db.execute(f"SELECT DISTINCT study_area FROM {self.recordings} ORDER BY study_area")
         return [area for (area,) in rows]
 
     def batches(self) -> Iterator[tuple[str | None, Sequence[Row]]]:
         """Yield the rows in order, in batches; each batch belongs to one study area, which comes with it."""
-        cursor = self._db.execute(
+        cursor = self.db.execute(
             f"""SELECT n.study_area, coalesce(n.location, n.location_name), n.recorded_at,
                        v.start_ms / 1000.0, v.end_ms / 1000.0, v.label, v.label_name, v.score, v.recording_id,
                        v.chunk_id, coalesce(n.recorded_on, substr(n.recorded_at, 1, 10))
-                FROM {VIEW} v LEFT JOIN {self._recordings} n USING (recording_id)
-                WHERE {self._wanted.condition}
+                FROM {VIEW} v LEFT JOIN {self.recordings} n USING (recording_id)
+                WHERE {self.selection.condition}
                 ORDER BY 1, 2, 3, v.recording_id, v.start_ms, v.end_ms, v.label, v.score, v.chunk_id""",
-            self._wanted.values,
+            self.selection.values,
         )
         for batch in in_batches(cursor):
             for area, rows in groupby(batch, key=itemgetter(0)):
@@ -203,9 +203,9 @@ class JobDetections:
         begin = datetime.fromisoformat(recorded_at)
         since = timedelta(seconds=start_s)
         local = (begin + since).isoformat(timespec="milliseconds")
-        if self._time_zone is None:
+        if self.time_zone is None:
             return local, None
-        utc = begin.replace(tzinfo=self._time_zone).astimezone(timezone.utc) + since
+        utc = begin.replace(tzinfo=self.time_zone).astimezone(timezone.utc) + since
         return local, utc.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

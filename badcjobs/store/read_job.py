@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -290,13 +290,13 @@ def add_last_contact(
         shown.append(replace(at_merge, changed=has_changed))  # of a silent one, a later attempt may have published it
 
     changed = sum(task.changed for task in shown)
-    changed += sum(_was_resized(file, statuses) for file in files if file.path not in followed)
-    return shown, Freshness(as_of_ms, changed, gone, new=len(new), new_indices=_indices(new), closed=closed)
-
-
-def _indices(tasks: Iterable[TaskKey]) -> tuple[int, ...]:
-    """Return the array indices of tasks of Slurm."""
-    return tuple(sorted({task.array_index for task in tasks if not task.job_id.startswith("local")}))
+    for file in files:
+        status = None if file.path in followed else statuses.get(file.path)
+        if status is not None and file.mtime_ns is not None:  # with a new time but the same size it is a copy
+            changed += status.st_size != file.size_bytes
+    indices = {task.array_index for task in new if not task.job_id.startswith("local")}
+    news = Freshness(as_of_ms, changed, gone, new=len(new), new_indices=tuple(sorted(indices)), closed=closed)
+    return shown, news
 
 
 def _merged_at_ms(db: sqlite3.Connection) -> int | None:
@@ -304,15 +304,6 @@ def _merged_at_ms(db: sqlite3.Connection) -> int | None:
     with suppress(OSError, ValueError):
         return Path(db.execute("PRAGMA database_list").fetchone()[2]).stat().st_mtime_ns // 10**6
     return None
-
-
-def _was_resized(file: SourceFile, statuses: Mapping[str, os.stat_result]) -> bool:
-    """Say whether the file of an ended task has another size: with a new time but the same size it is a copy.
-
-    A missing file does not count.
-    """
-    status = statuses.get(file.path)
-    return status is not None and file.mtime_ns is not None and status.st_size != file.size_bytes
 
 
 def _list(folder: Path, merged: Collection[str]) -> tuple[dict[str, os.stat_result], str | None]:

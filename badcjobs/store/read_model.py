@@ -26,7 +26,7 @@ from sys import intern
 from typing import Any, TypeVar
 
 from badcjobs.model import CHARTED, METRICS, NameGaps, PlaceCounts, ProcessFacts, Reading, is_silent
-from badcjobs.store.accounting import StateTime
+from badcjobs.store.figures import StateTime
 
 _Value = TypeVar("_Value")
 ALIVE = ("running", "silent")
@@ -80,9 +80,6 @@ class PackedSteps(Sequence[int | None]):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))
 
 
 _NO_READING = -(2**15)

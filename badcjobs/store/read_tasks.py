@@ -29,7 +29,6 @@ from badcjobs.model import (
 )
 from badcjobs.model.work import AUDIO_FAULTS
 from badcjobs.small_files import parse_json
-from badcjobs.store.accounting import StateTime
 from badcjobs.store.connect import (
     CHUNK_NAME,
     UNREADABLE,
@@ -41,7 +40,7 @@ from badcjobs.store.connect import (
     reading,
     rows_by_name,
 )
-from badcjobs.store.figures import UNDER_WAY, distribution
+from badcjobs.store.figures import UNDER_WAY, StateTime, distribution
 from badcjobs.store.job_schema import DEVICE_SUMMARY
 from badcjobs.store.read_model import (
     DeviceFacts,

@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from badcjobs.model import CHARTED
-from badcjobs.store.accounting import STATES
 
 SCHEMA_VERSION = 1
 APPLICATION_ID = 0x42414443  # "BADC": identifies our SQLite files
+STATES = ("working", "failed", "lost", "start_up", "waiting", "idle")  # of a device; the first that applies
 
 
 class TableDef(NamedTuple):

@@ -208,7 +208,7 @@ def test_figures_that_follow(pages):
     for numbers in ((), (10, None, 20), (2**40, None, -5), (None, 2**15 - 1), (None, -(2**15) - 1, 2**15)):
         packed = store.PackedSteps(numbers)
         assert packed == numbers and packed[1:] == numbers[1:] and len(packed) == len(numbers)
-        assert hash(packed) == hash(numbers) and [packed[n] for n in range(len(numbers))] == list(numbers)
+        assert [packed[n] for n in range(len(numbers))] == list(numbers)
     trail = store.Trail(0, 1000, (10, None, 20), (50, 50, 50), (None,) * 3, (7, 8, 9))
     assert (
         trail.means == Reading(utilization_percent=15, memory_used_bytes=50, power_w=8) and store.Trail().means is None
