@@ -15,7 +15,7 @@ from pathlib import Path
 
 from badcjobs.model import ChunkKey
 from badcjobs.store.atomic_write import fresh_file, make_folder
-from badcjobs.store.connect import read_value
+from badcjobs.store.connect import read_value, rows_by_name
 from badcjobs.store.export_tables import DetectionFilter, as_text
 
 log = logging.getLogger(__name__)
@@ -179,19 +179,17 @@ def write_telemetry(db: sqlite3.Connection, folder: Path, target: Path, progress
     starts = _EVENTS.format(at="a.started_at_ms", end=0, where="true")
     ends = _EVENTS.format(at="a.ended_at_ms", end=1, where=ended)
     events = _named_rows(db, f"{starts} UNION ALL {ends} ORDER BY at_ms, is_end, task_id, attempt_id")
-    table = "sample"
     lines = 0
-    if not db.execute("PRAGMA index_list(sample)").fetchone():  # a task database: its samples have no index
-        db.executescript(_SAMPLES_BY_TIME)
-        table = "sample_by_time"
+    has_index = db.execute("PRAGMA index_list(sample)").fetchone()  # a task database has none
+    db.executescript("CREATE TEMP VIEW sample_by_time AS SELECT * FROM sample" if has_index else _SAMPLES_BY_TIME)
     with fresh_file(target) as out, as_text(out) as text:
         for lines, event in enumerate(events, 1):
-            text.write(json.dumps(_line(db, table, event, folder)) + "\n")
+            text.write(json.dumps(_line(db, event, folder)) + "\n")
             progress(lines)
     return lines
 
 
-def _line(db: sqlite3.Connection, table: str, event: sqlite3.Row, folder: Path) -> dict[str, object]:
+def _line(db: sqlite3.Connection, event: sqlite3.Row, folder: Path) -> dict[str, object]:
     ended = bool(event["is_end"])
     details = {
         "attempt": event["try_number"],
@@ -209,8 +207,8 @@ def _line(db: sqlite3.Connection, table: str, event: sqlite3.Row, folder: Path) 
             "stderr": (event["error"] or "")[-_ERROR_CHARACTERS:],
         }
     details["gpu_metrics"] = {
-        "before": _metrics_at(db, table, event, "started_at_ms"),
-        "after": _metrics_at(db, table, event, "ended_at_ms") if ended else None,
+        "before": _metrics_at(db, event, "started_at_ms"),
+        "after": _metrics_at(db, event, "ended_at_ms") if ended else None,
     }
     return {
         "chunk_id": event["chunk_id"],
@@ -224,12 +222,12 @@ def _line(db: sqlite3.Connection, table: str, event: sqlite3.Row, folder: Path) 
     }
 
 
-def _metrics_at(db: sqlite3.Connection, table: str, event: sqlite3.Row, moment: str) -> dict[str, object] | None:
+def _metrics_at(db: sqlite3.Connection, event: sqlite3.Row, moment: str) -> dict[str, object] | None:
     """Return the sample before or after an attempt, in the form of BADC's own GPU readings."""
     if event["device_id"] is None:
         return None
     reading = db.execute(
-        f"""SELECT utilization_percent, memory_used_bytes FROM {table}
+        f"""SELECT utilization_percent, memory_used_bytes FROM sample_by_time
             WHERE task_id = :task AND device_id = :device AND at_ms {_SIDES[moment]} LIMIT 1""",
         {"task": event["task_id"], "device": event["device_id"], "at": event[moment]},
     ).fetchone()  # None: no sample within _NEAR_MS on that side
@@ -263,14 +261,14 @@ def write_resume_summary(db: sqlite3.Connection, folder: Path, telemetry: Path) 
     """
     # BADC's own name has .json at the end: `badc infer aggregate` would read the file as a chunk.
     target = telemetry.with_name(telemetry.name + ".summary")
-    counts = db.execute(
-        f"""SELECT {_WORKER} AS worker, sum(c.status = 'done'), sum(c.status != 'done'),
-                   sum((c.status = 'done') * max(c.attempts - 1, 0)),
-                   sum((c.status != 'done') * max(c.attempts - 1, 0))
-            FROM {_CHUNKS} WHERE {_FINISHED} GROUP BY worker ORDER BY worker"""
+    counts = rows_by_name(
+        db,
+        f"""SELECT {_WORKER} AS worker, sum(c.status = 'done') AS success, sum(c.status != 'done') AS failure,
+                   sum((c.status = 'done') * max(c.attempts - 1, 0)) AS retries,
+                   sum((c.status != 'done') * max(c.attempts - 1, 0)) AS failed_retries
+            FROM {_CHUNKS} WHERE {_FINISHED} GROUP BY worker ORDER BY worker""",
     )
-    names = ("success", "failure", "retries", "failed_retries")
-    workers = {worker: dict(zip(names, figures, strict=True)) for worker, *figures in counts}
+    workers = {row.pop("worker"): row for row in counts}
     chunks = db.execute(
         f"""SELECT c.chunk_id, c.recording_id, c.status, c.attempts, c.error, {_WORKER}
             FROM {_CHUNKS} WHERE {_FINISHED} ORDER BY c.chunk_id, c.status != 'done', c.recording_id"""

@@ -127,6 +127,8 @@ _SOUNDS = f"""
     WHERE n.recording_id IN (SELECT recording_id FROM overlap)
     ORDER BY c.recording_id, c.start_ms, stops_ms, c.chunk_id, d.start_ms, d.end_ms, d.label, d.score"""
 _PLACE = "SELECT study_area, location, recorded_at FROM recording WHERE recording_id = ?"
+_VALUES = f"""(study_area, location, recorded_at, recording_id, {", ".join(Sound._fields)})
+    VALUES ({", ".join("?" * (4 + len(Sound._fields)))})"""
 
 
 def follow_changes(db: sqlite3.Connection) -> None:
@@ -150,10 +152,7 @@ def settle_overlaps(db: sqlite3.Connection) -> None:
         db.execute(f"DELETE FROM recording_{table} WHERE {changed}")
         if db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone():
             db.execute(f"INSERT INTO recording_{table} {_MOVED.format(table=table)}")
-            db.executemany(
-                f"INSERT INTO recording_{table} VALUES ({', '.join('?' * 11)})",
-                _read_sounds(db, table),
-            )
+            db.executemany(f"INSERT INTO recording_{table} {_VALUES}", _read_sounds(db, table))
     db.execute(f"DELETE FROM {CHANGED}")
 
 
@@ -167,18 +166,8 @@ def _read_overlaps(db: sqlite3.Connection) -> Iterator[Row]:
 def _read_sounds(db: sqlite3.Connection, table: str) -> Iterator[Row]:
     for recording_id, rows in groupby(db.execute(_SOUNDS.format(table=table)), key=itemgetter(0)):
         place = db.execute(_PLACE, (recording_id,)).fetchone() or (None, None, None)
-        for start_ms, end_ms, label, label_name, score, chunk_id, task_id in join_overlaps(_read_chunks(rows)):
-            yield (
-                *place,
-                recording_id,
-                chunk_id,
-                task_id,
-                start_ms,
-                end_ms,
-                label,
-                label_name,
-                score,
-            )
+        for sound in join_overlaps(_read_chunks(rows)):
+            yield (*place, recording_id, *sound)
 
 
 def _read_chunks(rows: Iterable[Row]) -> Iterator[Heard]:

@@ -302,11 +302,7 @@ def find_cut_short(out: Path) -> CutShort | None:
     if intent is None:
         return None
     _, intended = intent
-    record = _record_in(out)
-    state = "was interrupted, or is still running; the same command does the rest"
-    text = "a submit was interrupted here, or is still running; the same command finds its job"
-    if record is not None and record.is_of(intended):
-        text = f"the submit of job {record.job.job_id} {state}"
+    text = "a submit was interrupted here, or is still running; the same command does the rest"
     return CutShort(text, shell_line(*_command_of(intended, out)) or "the same badcjobs submit")
 
 

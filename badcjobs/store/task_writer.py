@@ -333,7 +333,7 @@ class TaskWriter:
 
     def count_by_status(self) -> dict[str, int]:
         """Count the chunks by status."""
-        return dict(self._db.execute("SELECT status, count(*) FROM chunk GROUP BY status").fetchall())
+        return dict(self._db.execute("SELECT status, count(*) FROM chunk GROUP BY status"))
 
     def longest_pending_s(self) -> float | None:
         """Return the length of the longest pending chunk; None: no length is known."""
