@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, astuple, fields
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from badcjobs.model import (
     Allocation,
@@ -38,6 +38,7 @@ from badcjobs.store.connect import (
     CHUNK_NAME,
     create_live,
     grouped,
+    read_as,
     read_only_uri,
     read_value,
     reading,
@@ -130,6 +131,20 @@ _chunk_values = attrgetter(
 )
 
 
+_COUNTS = """
+    SELECT count(*) FILTER (WHERE status = 'done') AS done,
+           count(*) FILTER (WHERE status IN ('failed', 'poison')) AS failed,
+           count(*) FILTER (WHERE status = 'pending') AS pending,
+           count(*) FILTER (WHERE status = 'pending' AND attempts > 0) AS retrying,
+           count(*) FILTER (WHERE status = 'skipped' AND error_class IS NULL) AS done_before,
+           count(*) FILTER (WHERE status = 'skipped' AND error_class IS NOT NULL) AS failed_before,
+           total(audio_s) FILTER (WHERE status = 'done') AS audio_done_s,
+           coalesce((SELECT max(0, min(a.started_at_ms) - t.started_at_ms) / 1000.0
+                     FROM attempt a JOIN task t USING (task_id)
+                     WHERE a.attempt_id = 1), 0.0) AS start_up_s,
+           max(end_ms - start_ms) FILTER (WHERE status = 'pending') / 1000.0 AS longest_pending_s
+    FROM chunk"""
+
 # The same audio: equal checksums, if both sides have one (a file may be moved, or copied without its times); else equal
 # times and an equal path, as written in the source or as resolved. Without a fingerprint it counts as the same.
 _SAME_AUDIO = """(o.audio_bytes IS NULL OR c.audio_bytes IS NULL OR (
@@ -157,6 +172,20 @@ _MOVED = f"""
         SELECT 1 FROM other.chunk c WHERE c.recording_id = r.recording_id
         AND c.status = 'done')
     ORDER BY r.rowid"""
+
+
+class ChunkCounts(NamedTuple):
+    """The chunks of a task, and the time and audio behind those counts."""
+
+    done: int
+    failed: int  # for good
+    pending: int
+    retrying: int  # pending, but they have failed or were lost at least once
+    done_before: int  # in an earlier task, like those that follow
+    failed_before: int
+    audio_done_s: float
+    start_up_s: float  # until the first attempt
+    longest_pending_s: float | None  # the longest pending chunk; None: no length is known
 
 
 class TaskWriter:
@@ -316,9 +345,10 @@ class TaskWriter:
         """How many chunks are done elsewhere, but with different audio."""
         return len(self._changed)
 
-    def count_failed_before(self) -> int:
-        """Count the chunks that are skipped because they failed in an earlier task."""
-        return int(self._value("SELECT count(*) FROM chunk WHERE status = 'skipped' AND error_class IS NOT NULL"))
+    def counts(self) -> ChunkCounts:
+        """Count the chunks by what is left to do with them."""
+        [counts] = read_as(self._db, ChunkCounts, _COUNTS)
+        return counts
 
     def next_pending(self, limit: int) -> list[Chunk]:
         """Return the next pending chunks in source order; each is returned once."""
@@ -334,27 +364,6 @@ class TaskWriter:
     def count_by_status(self) -> dict[str, int]:
         """Count the chunks by status."""
         return dict(self._db.execute("SELECT status, count(*) FROM chunk GROUP BY status"))
-
-    def longest_pending_s(self) -> float | None:
-        """Return the length of the longest pending chunk; None: no length is known."""
-        sql = "SELECT max(end_ms - start_ms) / 1000.0 FROM chunk WHERE status = 'pending'"
-        longest_s: float | None = self._value(sql)
-        return longest_s
-
-    def count_retrying(self) -> int:
-        """Count the pending chunks that have failed, or were lost, at least once."""
-        return int(self._value("SELECT count(*) FROM chunk WHERE status = 'pending' AND attempts > 0"))
-
-    def start_up_s(self) -> float | None:
-        """Return the seconds from the start of the task to its first attempt; None: no attempt yet."""
-        sql = """SELECT max(0.0, (min(a.started_at_ms) - t.started_at_ms) / 1000.0) FROM attempt a
-                 JOIN task t USING (task_id) WHERE a.task_id = ? AND a.attempt_id = 1"""
-        seconds: float | None = self._value(sql, self.task_id)
-        return seconds
-
-    def audio_done_s(self) -> float:
-        """Return the seconds of audio analysed so far."""
-        return float(self._value("SELECT total(audio_s) FROM chunk WHERE status = 'done'"))
 
     def done_by_device(self) -> dict[int | None, tuple[int, float]]:
         """Return the number of chunks and the seconds of audio that each device has done; None: the CPU."""

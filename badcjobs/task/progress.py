@@ -96,9 +96,8 @@ def heartbeat_line(progress: TaskProgress, load: Sequence[float | None], devices
 
 def count_progress(writer: TaskWriter, elapsed_s: float, devices: Sequence[Device] = ()) -> TaskProgress:
     """Count the progress of the task, and of each of these devices."""
-    counts = writer.count_by_status()
-    failed = counts.get("failed", 0) + counts.get("poison", 0)
-    settled = counts.get("done", 0) + failed
+    counts = writer.counts()
+    settled = counts.done + counts.failed
     done = writer.done_by_device()
     under_way = writer.under_way()
     labels: dict[int | None, str] = {writer.device_id(device): _label_of(device) for device in devices}
@@ -108,12 +107,12 @@ def count_progress(writer: TaskWriter, elapsed_s: float, devices: Sequence[Devic
         work.append(DeviceWorkNow(label, chunks, audio_s, tuple(under_way.get(device_id, ()))))
     return TaskProgress(
         settled,
-        settled + counts.get("pending", 0),
-        writer.audio_done_s(),
+        settled + counts.pending,
+        counts.audio_done_s,
         elapsed_s,
-        start_up_s=writer.start_up_s() or 0.0,
-        failed=failed,
-        retrying=writer.count_retrying(),
+        start_up_s=counts.start_up_s,
+        failed=counts.failed,
+        retrying=counts.retrying,
         devices=tuple(work),
     )
 

@@ -122,7 +122,7 @@ class Task(NamedTuple):
     @property
     def pending(self) -> int:
         """The number of chunks that are not settled."""
-        return self.writer.count_by_status().get("pending", 0)
+        return self.writer.counts().pending
 
     def add_decision(self, decision: Decision) -> None:
         """Record something that the program has decided by itself."""
@@ -268,12 +268,12 @@ def skip_done(task: Task) -> None:
         except DatabaseProblem as problem:
             log.warning("%s", problem.what)
     refuse_moved(list(moved))
-    failed = writer.count_failed_before()
-    done = writer.count_by_status().get("skipped", 0) - failed
-    if done:
-        log.info("already done, skipped: %s", count(done, "chunk"))
-    if failed:
-        log.warning("failed in earlier tasks, not tried again (run.retry_failed = false): %s", count(failed, "chunk"))
+    counts = writer.counts()
+    if counts.done_before:
+        log.info("already done, skipped: %s", count(counts.done_before, "chunk"))
+    if counts.failed_before:
+        failed = count(counts.failed_before, "chunk")
+        log.warning("failed in earlier tasks, not tried again (run.retry_failed = false): %s", failed)
     if writer.changed:
         log.warning("done earlier, but with different audio, so analysed again: %s", count(writer.changed, "chunk"))
 
@@ -313,7 +313,7 @@ def plan_workers(task: Task) -> Autoscaler:
         cpus=task.resolved.allocation.cpus or task.world.cores,
         per_gpu=settings.workers_wanted,
         cpu_workers=cpu_workers,
-        chunk_s=writer.longest_pending_s(),
+        chunk_s=writer.counts().longest_pending_s,
         exclusive=not is_shared and any(device.exclusive for device in task.devices),
         cores_each=cores_of_worker(engine),
         memory_per_worker=engine.traits.memory_per_worker or USUAL_MEMORY,
@@ -499,12 +499,12 @@ class Verdict(NamedTuple):
 
 def decide_verdict(task: Task, tally: Tally) -> Verdict:
     """Choose the exit code from the chunks left, the failures and the signals."""
-    counts = task.writer.count_by_status()
-    if not counts.get("pending"):
+    counts = task.writer.counts()
+    if not counts.pending:
         note = None
         if tally.retired:
             note = f"workers that stopped early: {len(tally.retired)}; the last one: {tally.retired[-1]}"
-        if counts.get("failed", 0) + counts.get("poison", 0) + task.writer.count_failed_before():
+        if counts.failed + counts.failed_before:
             return Verdict(ExitCode.CHUNKS_FAILED, "failed", note)
         return Verdict(ExitCode.DONE, "done", note)
 
@@ -549,7 +549,7 @@ def close_task(task: Task, end: Verdict) -> dict[str, Any]:
         "chunks": counts,
         "left_out": places.left_out if places else 0,  # recordings
         "left_out_names": places.left_out_names if places else [],  # the first five
-        "audio_s": task.writer.audio_done_s(),
+        "audio_s": task.writer.counts().audio_done_s,
         "overlap": task.settings.overlap_s,  # seconds that count in both chunks until the merge
         "wall_s": records.wall_s,
         "devices": len(task.resolved.grant.devices),

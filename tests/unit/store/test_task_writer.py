@@ -58,7 +58,7 @@ def test_tables_of_a_task(writer, pages):
     given = model.Allocation(True, "4821", "gpu3", restart=1, array_index=7, cpus=6, facts={"SLURM_JOB_ID": "4828"})
     facts = {"pid": 42, "version": "0.1.0", "engine": "demo", "telemetry": True, "memory_limit_bytes": 2**31}
     writer.begin_task(given, started_at_ms=START_MS, time_limit_s=1800.5, **facts)
-    assert writer.start_up_s() is None
+    assert writer.counts().start_up_s == 0.0
     writer.add_devices([make_device(0), make_device(1), replace(make_device(2), uuid=None, index=None, name=None)])
     workers = [writer.worker_started(device_id=9, pid=pid, engine="demo", at_ms=START_MS) for pid in (11, 12)]
     writer.worker_ended(workers[0], exit_code=-9, at_ms=START_MS + 5)
@@ -76,7 +76,7 @@ def test_tables_of_a_task(writer, pages):
     assert (writer.count_by_status(), writer.under_way()) == ({"pending": 4}, {9: ["rec/good"]})
     end(writer, failed(good, charged=False), "pending", 1)
     end(writer, failed(good), "pending", 2, gpu_state="{}")
-    assert (writer.count_retrying(), writer.start_up_s()) == (1, 1.0)
+    assert (writer.counts().retrying, writer.counts().start_up_s) == (1, 1.0)
     end(writer, done(good), "done", 3)
     end(writer, failed(bad), "poison")
     end(writer, replace(done(quiet, audio_s=None), detections=(), pieces=2), "done")
@@ -85,8 +85,8 @@ def test_tables_of_a_task(writer, pages):
     writer.update_task(devices=4, workers=2, ended_at_ms=START_MS + 9, exit_code=75, verdict="stopped")
     pages({"begun.txt": begun, "ended.txt": tables(writer.path)})
     assert writer.count_by_status() == {"done": 2, "pending": 1, "poison": 1}
-    assert (writer.audio_done_s(), writer.done_by_device()) == (59.5, {9: (2, 59.5)})
-    assert (writer.count_retrying(), writer.under_way()) == (0, {None: ["rec/lost"]})
+    assert (writer.counts().audio_done_s, writer.done_by_device()) == (59.5, {9: (2, 59.5)})
+    assert (writer.counts().retrying, writer.under_way()) == (0, {None: ["rec/lost"]})
     assert writer.recent_work(9) == [(9, 30.0, 1.0), (9, 29.5, 1.0)]
     assert writer.recent_work(1) == [(9, 30.0, 1.0)]
     assert writer.failed_chunks(10) == [("rec", "bad", "bad_audio", "no luck")]
@@ -161,13 +161,13 @@ def test_failures_elsewhere_are_skipped_only_where_asked(writer, tmp_path):
     before = earlier.read_bytes()
     fill(writer, *states, "f")
     assert [writer.skip_done_in(earlier) for _ in range(2)] == [1, 0]
-    assert (writer.count_by_status(), writer.count_failed_before()) == ({"pending": 5, "skipped": 1}, 0)
+    assert (writer.count_by_status(), writer.counts().failed_before) == ({"pending": 5, "skipped": 1}, 0)
     assert writer.skip_done_in(earlier, retry_failed=False) == 2
-    assert (writer.count_by_status(), writer.count_failed_before()) == ({"pending": 3, "skipped": 3}, 2)
+    assert (writer.count_by_status(), writer.counts().failed_before) == ({"pending": 3, "skipped": 3}, 2)
     errors = [("rec", name, "bad_audio", f"{name}: no luck") for name in ("b", "c")]
     assert (writer.failed_chunks(10), writer.failed_chunks(1)) == (errors, errors[:1])
     assert writer.skip_done_in(TaskFile(tmp_path, index=1, states={"b": "done"}).write(), retry_failed=False) == 1
-    assert (writer.failed_chunks(10), writer.count_failed_before()) == (errors[1:], 1), "done there outdoes failed here"
+    assert (writer.failed_chunks(10), writer.counts().failed_before) == (errors[1:], 1), "done there beats failed here"
     now = replace(THEN, chunk_id="g", fingerprint=Fingerprint(1000, 18))
     other = earlier_task(tmp_path / "other.sqlite", replace(now, fingerprint=Fingerprint(1000, 17)), state="failed")
     writer.fill([now], lambda rows: None)
