@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, astuple, fields
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from badcjobs.model import (
     Allocation,
@@ -40,7 +40,6 @@ from badcjobs.store.connect import (
     grouped,
     read_as,
     read_only_uri,
-    read_value,
     reading,
     rows_by_name,
     transaction,
@@ -503,9 +502,6 @@ class TaskWriter:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
-
-    def _value(self, sql: str, *values: object) -> Any:
-        return read_value(self._db, sql, *values)
 
     def _insert(self, table: str, **values: object) -> None:
         row = {"task_id": self.task_id, **values}
