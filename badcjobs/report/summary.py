@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from badcjobs.model import CutShort, Queue
 from badcjobs.model.decisions import Code
 from badcjobs.report.progress import OUTDATED, SILENT, Outlook, estimate_rest, mark_lost_work, state_of
-from badcjobs.store.accounting import StateTime
-from badcjobs.store.figures import distribution
+from badcjobs.store.figures import StateTime, distribution
 from badcjobs.store.read_model import (
     UNKNOWN_STATE,
     AlertFacts,
