@@ -203,9 +203,9 @@ def read_value(db: sqlite3.Connection, sql: str, *values: object) -> Any:
 
 def rows_by_name(db: sqlite3.Connection, sql: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
     """Return rows as dictionaries by column name."""
-    cursor = db.execute(sql, values)
-    names = [column[0] for column in cursor.description or ()]
-    return [dict(zip(names, row, strict=True)) for row in cursor]
+    cursor = db.cursor()
+    cursor.row_factory = sqlite3.Row
+    return list(map(dict, cursor.execute(sql, values)))
 
 
 def read_as(db: sqlite3.Connection, kind: Callable[..., _Facts], sql: str, *values: object) -> tuple[_Facts, ...]:

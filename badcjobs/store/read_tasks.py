@@ -40,7 +40,7 @@ from badcjobs.store.connect import (
     reading,
     rows_by_name,
 )
-from badcjobs.store.figures import UNDER_WAY, StateTime, distribution
+from badcjobs.store.figures import UNDER_WAY, StateTime
 from badcjobs.store.job_schema import DEVICE_SUMMARY
 from badcjobs.store.read_model import (
     DeviceFacts,
@@ -115,9 +115,9 @@ _DEVICES_NOW = f"""
     SELECT {_DEVICE} FROM device d JOIN task t USING (task_id) ORDER BY d.device_index, d.token"""
 # Audio that two chunks have counts once.
 _DONE = """
-    SELECT c.device_id, count(*), total(c.audio_s - coalesce(o.overlap_s, 0))
+    SELECT c.device_id, count(*) AS done, total(c.audio_s - coalesce(o.overlap_s, 0)) AS audio_s
     FROM {chunk} c LEFT JOIN overlap o USING (recording_id, chunk_id)
-    WHERE c.task_id = ? AND c.status = 'done' AND c.device_id IS NOT NULL GROUP BY 1"""
+    WHERE c.task_id = ?1 AND c.status = 'done' AND c.device_id IS NOT NULL GROUP BY 1"""
 _DONE_NOW = _DONE.format(chunk="chunk")
 # Also chunks that another task has done again, whose result was chosen.
 _DONE_EVER = _DONE.format(chunk="(SELECT * FROM chunk UNION ALL SELECT * FROM rival_chunk)")
@@ -374,7 +374,7 @@ def read_devices(db: sqlite3.Connection, *, readings: bool = True) -> Iterator[D
         throttled = grouped(db.execute(_THROTTLED, task))
         states = grouped(db.execute(_STATES, task))
         metrics = grouped(db.execute(_METRIC_ROWS, task))
-        work = _work(db, task)
+        work = {row.pop("device_id"): DeviceWork(**row) for row in rows_by_name(db, _WORK, task)}
         sparks = grouped(db.execute(_SPARKS, task))
         last = last_readings(db, *task) if readings else {}
         for row in rows_by_name(db, _DEVICES, task):
@@ -385,7 +385,7 @@ def read_devices(db: sqlite3.Connection, *, readings: bool = True) -> Iterator[D
                 states=Named(StateTime, states[device_id]),
                 metrics=Named(MetricFacts.of, metrics[device_id]),
                 throttled=Named(int, throttled[device_id]),
-                work=work.get(device_id, DeviceWork()),
+                work=work[device_id],
                 spark=tuple(sparks[device_id]),
                 under_way=under_way.get(device_id, _NONE),
                 read_at_ms=read_at_ms,
@@ -393,20 +393,32 @@ def read_devices(db: sqlite3.Connection, *, readings: bool = True) -> Iterator[D
             )
 
 
-_WORKERS = "SELECT device_id, count(*) FROM worker WHERE task_id = ? AND device_id IS NOT NULL GROUP BY 1"
-_DURATIONS = """
-    SELECT device_id, (ended_at_ms - started_at_ms) / 1000.0, count(*)
-    FROM attempt
-    WHERE task_id = ? AND outcome = 'done' AND device_id IS NOT NULL GROUP BY 1, 2"""
+# Percentiles by nearest rank.
 _WORK = f"""
-    SELECT a.device_id, sum(a.outcome IS 'done') AS done,
-           sum(a.outcome IS 'failed') AS failed,
-           sum((a.outcome IS NULL OR a.outcome = 'lost') AND NOT {UNDER_WAY}) AS lost,
+    SELECT d.device_id,
+           (SELECT count(*) FROM worker w
+            WHERE w.task_id = d.task_id AND w.device_id = d.device_id) AS workers,
+           count(*) FILTER (WHERE a.outcome = 'done') AS done,
+           count(*) FILTER (WHERE a.outcome = 'failed') AS failed,
+           count(*) FILTER (WHERE a.is_lost) AS lost,
+           coalesce(c.audio_s, 0.0) AS audio_s,
+           max(a.done_s) FILTER (WHERE a.number <= (a.many + 1) / 2) AS chunk_p50_s,
+           max(a.done_s) FILTER (WHERE a.number <= (95 * a.many + 99) / 100) AS chunk_p95_s,
+           max(a.done_s) AS chunk_max_s,
            max(a.ended_at_ms) AS last_end_ms,
-           max(CASE WHEN a.error_class IN ('gpu_lost', 'ran_on_cpu') THEN a.error_class END) AS gave_up
-    FROM attempt a JOIN task t USING (task_id)
-    LEFT JOIN worker w USING (worker_id)
-    WHERE a.task_id = ? AND a.device_id IS NOT NULL GROUP BY 1"""
+           max(a.error_class) FILTER (WHERE a.error_class IN ('gpu_lost', 'ran_on_cpu')) AS gave_up
+    FROM device d LEFT JOIN (
+        SELECT a.device_id, a.outcome, a.ended_at_ms, a.error_class,
+               (a.outcome IS NULL OR a.outcome = 'lost') AND NOT {UNDER_WAY} AS is_lost,
+               iif(a.outcome = 'done', (a.ended_at_ms - a.started_at_ms) / 1000.0, NULL) AS done_s,
+               row_number() OVER (PARTITION BY a.device_id, a.outcome
+                                  ORDER BY a.ended_at_ms - a.started_at_ms) AS number,
+               count(*) OVER (PARTITION BY a.device_id, a.outcome) AS many
+        FROM attempt a JOIN task t USING (task_id)
+        LEFT JOIN worker w USING (worker_id)
+        WHERE a.task_id = ?1) a USING (device_id)
+    LEFT JOIN ({_DONE_EVER}) c USING (device_id)
+    WHERE d.task_id = ?1 GROUP BY d.device_id"""
 # The mean utilization in 20 parts of the task's time, in whole percent; NULL: no sample.
 _SPARKS = """
     WITH span AS MATERIALIZED (
@@ -416,27 +428,6 @@ _SPARKS = """
                                  / sum(iif(utilization_mean_percent IS NULL, 0, samples))) AS INTEGER)
     FROM span, device_stretch WHERE task_id = ?1
     GROUP BY device_id, (from_ms - first_ms) * 20 / (last_ms - first_ms) ORDER BY device_id, from_ms"""
-
-
-def _work(db: sqlite3.Connection, task: tuple[int]) -> dict[int, DeviceWork]:
-    workers = dict(db.execute(_WORKERS, task))
-    durations = grouped(db.execute(_DURATIONS, task))
-    audio_s = {device_id: seconds for device_id, _, seconds in db.execute(_DONE_EVER, task)}
-    work = {device_id: DeviceWork(many) for device_id, many in workers.items()}
-    for row in rows_by_name(db, _WORK, task):
-        device_id = row.pop("device_id")
-        p50_s = p95_s = longest_s = None
-        if durations[device_id]:
-            _, _, _, p50_s, p95_s, longest_s = distribution(dict(durations[device_id]))
-        work[device_id] = DeviceWork(
-            **row,
-            workers=workers.get(device_id, 0),
-            audio_s=audio_s.get(device_id, 0.0),
-            chunk_p50_s=p50_s,
-            chunk_p95_s=p95_s,
-            chunk_max_s=longest_s,
-        )
-    return work
 
 
 # --- over time --------------------------------------------------------------------------------------------------------

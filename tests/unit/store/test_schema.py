@@ -93,7 +93,7 @@ def test_views(tmp_path, pages):
 def test_a_path_with_any_letters_can_be_opened_and_what_is_not_a_job_database_is_named(tmp_path, pages):
     path = tmp_path / "a b?c#d%e ü.sqlite"
     store.create_live(path).close()
-    for uri in (store.read_only_uri(path, sealed=True), store.read_only_uri(path, sealed=False)):
+    for uri in (store.read_only_uri(path), store.file_uri(path, "mode=ro")):
         with closing(sqlite3.connect(uri, uri=True)) as db:
             assert db.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
     store.open_sealed(path).close()
