@@ -98,12 +98,21 @@ def _loudness(sound: Sound) -> float:
 CHANGED = "temp.changed_recording"  # recordings of which a merge has added or removed chunks
 Row = tuple[Any, ...]
 _END_MS = "coalesce(c.end_ms, c.start_ms + CAST(c.audio_s * 1000 AS INTEGER))"
-_CHUNKS = f"""
-    SELECT c.recording_id, c.start_ms, {_END_MS} AS stops_ms,
-           c.chunk_id, c.task_id
-    FROM {CHANGED} n JOIN chunk c ON c.recording_id = n.recording_id
-        AND c.status = 'done'
-    ORDER BY c.recording_id, c.start_ms, stops_ms, c.chunk_id"""
+# The rule is that of ``find_joint``.
+_OVERLAPS = f"""
+    INSERT INTO overlap
+    SELECT task_id, recording_id, chunk_id, (end_before_ms - start_ms) / 1000.0
+    FROM (
+        SELECT c.task_id, c.recording_id, c.chunk_id, c.start_ms,
+               {_END_MS} AS stops_ms,
+               lag(c.start_ms) OVER in_time AS start_before_ms,
+               lag({_END_MS}) OVER in_time AS end_before_ms
+        FROM {CHANGED} n JOIN chunk c ON c.recording_id = n.recording_id
+            AND c.status = 'done'
+        WINDOW in_time AS (
+            PARTITION BY c.recording_id ORDER BY c.start_ms, {_END_MS}, c.chunk_id))
+    WHERE start_before_ms < start_ms AND start_ms < end_before_ms
+    AND end_before_ms < stops_ms"""
 # With + SQLite searches by chunk, not by task, which would read all of a task.
 _SAME_CHUNK = "d.recording_id = c.recording_id AND d.chunk_id = c.chunk_id AND +d.task_id = c.task_id"
 # Where no chunks overlap, nothing is joined.
@@ -147,20 +156,13 @@ def settle_overlaps(db: sqlite3.Connection) -> None:
     """Write, for the recordings that have changed, their detections and rarities and what their chunks share."""
     changed = f"recording_id IN (SELECT recording_id FROM {CHANGED})"
     db.execute(f"DELETE FROM overlap WHERE {changed}")
-    db.executemany("INSERT INTO overlap VALUES (?, ?, ?, ?)", _read_overlaps(db))
+    db.execute(_OVERLAPS)
     for table in ("detection", "rarity"):
         db.execute(f"DELETE FROM recording_{table} WHERE {changed}")
         if db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone():
             db.execute(f"INSERT INTO recording_{table} {_MOVED.format(table=table)}")
             db.executemany(f"INSERT INTO recording_{table} {_VALUES}", _read_sounds(db, table))
     db.execute(f"DELETE FROM {CHANGED}")
-
-
-def _read_overlaps(db: sqlite3.Connection) -> Iterator[Row]:
-    for before, (recording_id, start_ms, end_ms, chunk_id, task_id) in pairwise(db.execute(_CHUNKS)):
-        is_neighbour = before[0] == recording_id
-        if is_neighbour and find_joint(before[1], before[2], start_ms, end_ms) is not None:
-            yield task_id, recording_id, chunk_id, (before[2] - start_ms) / 1000
 
 
 def _read_sounds(db: sqlite3.Connection, table: str) -> Iterator[Row]:

@@ -40,6 +40,7 @@ from badcjobs.store.connect import (
     is_job_database,
     open_sealed,
     open_uri,
+    read_as,
     read_value,
     refuse_strange_tables,
     rows_by_name,
@@ -120,7 +121,7 @@ _COLUMNS = tuple(column.name for column in fields(SourceFile))
 
 def read_source_files(db: sqlite3.Connection) -> tuple[SourceFile, ...]:
     """Return the files that a job database lists."""
-    return tuple(SourceFile(*row) for row in db.execute(f"SELECT {', '.join(_COLUMNS)} FROM source_file ORDER BY path"))
+    return read_as(db, SourceFile, "SELECT * FROM source_file ORDER BY path")
 
 
 def write_source_files(db: sqlite3.Connection, files: Iterable[SourceFile]) -> None:
