@@ -263,7 +263,7 @@ def _total(proof: Completeness) -> int:
 def find_remarks(db: sqlite3.Connection, database: Path, progress: Progress) -> list[str]:
     """Return remarks for an export: the job database is out of date, or its run is not complete."""
     try:
-        facts = read_outline(db, database.parent)
+        facts = read_outline(db, database)
         places = count_places(db)
         proof = prove_complete(database, facts, progress)
     except (sqlite3.Error, ValueError, OSError):  # damage elsewhere must not stop the export

@@ -127,15 +127,16 @@ _MOVED = f"""
     LEFT JOIN recording r ON r.recording_id = c.recording_id
     WHERE n.recording_id NOT IN (SELECT recording_id FROM overlap)"""
 _SOUNDS = f"""
-    SELECT c.recording_id, c.start_ms, {_END_MS} AS stops_ms,
+    SELECT r.study_area, r.location, r.recorded_at, c.recording_id,
+           c.start_ms, {_END_MS} AS stops_ms,
            c.chunk_id, c.task_id, c.start_ms + d.start_ms,
            c.start_ms + d.end_ms, d.label, d.label_name, d.score
     FROM {CHANGED} n JOIN chunk c ON c.recording_id = n.recording_id
         AND c.status = 'done'
     LEFT JOIN {{table}} d ON {_SAME_CHUNK}
+    LEFT JOIN recording r ON r.recording_id = c.recording_id
     WHERE n.recording_id IN (SELECT recording_id FROM overlap)
     ORDER BY c.recording_id, c.start_ms, stops_ms, c.chunk_id, d.start_ms, d.end_ms, d.label, d.score"""
-_PLACE = "SELECT study_area, location, recorded_at FROM recording WHERE recording_id = ?"
 _VALUES = f"""(study_area, location, recorded_at, recording_id, {", ".join(Sound._fields)})
     VALUES ({", ".join("?" * (4 + len(Sound._fields)))})"""
 
@@ -166,13 +167,12 @@ def settle_overlaps(db: sqlite3.Connection) -> None:
 
 
 def _read_sounds(db: sqlite3.Connection, table: str) -> Iterator[Row]:
-    for recording_id, rows in groupby(db.execute(_SOUNDS.format(table=table)), key=itemgetter(0)):
-        place = db.execute(_PLACE, (recording_id,)).fetchone() or (None, None, None)
+    for recording, rows in groupby(db.execute(_SOUNDS.format(table=table)), key=itemgetter(0, 1, 2, 3)):
         for sound in join_overlaps(_read_chunks(rows)):
-            yield (*place, recording_id, *sound)
+            yield (*recording, *sound)
 
 
 def _read_chunks(rows: Iterable[Row]) -> Iterator[Heard]:
-    for (start_ms, end_ms, chunk_id, task_id), rows_of_chunk in groupby(rows, key=itemgetter(1, 2, 3, 4)):
-        sounds = [Sound._make((*row[5:], chunk_id, task_id)) for row in rows_of_chunk if row[5] is not None]
+    for (start_ms, end_ms, chunk_id, task_id), rows_of_chunk in groupby(rows, key=itemgetter(4, 5, 6, 7)):
+        sounds = [Sound._make((*row[8:], chunk_id, task_id)) for row in rows_of_chunk if row[8] is not None]
         yield Heard(start_ms, end_ms, sounds)

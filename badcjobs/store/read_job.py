@@ -55,7 +55,7 @@ def read_job(path: Path, *, readings: bool = True) -> JobFacts:
     with reading(path, lambda why: _suggest_fix(path, why)) as db:
         if not is_job_database(db):
             raise sqlite3.DatabaseError("this is a task database; merge it first")
-        return _read(db, path.parent, readings=readings)
+        return _read(db, path, readings=readings)
 
 
 def _suggest_fix(path: Path, why: str) -> str:
@@ -74,10 +74,10 @@ def _suggest_fix(path: Path, why: str) -> str:
     return f"{shell_line('mv', path, f'{path}.damaged')} && {shell_line('badcjobs', 'merge', run, *into)}"
 
 
-def read_outline(db: sqlite3.Connection, folder: Path) -> JobFacts:
+def read_outline(db: sqlite3.Connection, database: Path) -> JobFacts:
     """Return only the tasks, the states of the chunks and the changes since the merge; also for a task database."""
     files = _files(db) if is_job_database(db) else ()
-    tasks, merged = add_last_contact(db, read_task_rows(db), files, folder) if files else ([], Freshness())
+    tasks, merged = add_last_contact(db, read_task_rows(db), files, database) if files else ([], Freshness())
     chunks = dict(db.execute("SELECT status, count(*) FROM chunk GROUP BY status"))
     return JobFacts(tuple(tasks), chunks=chunks, file_folders=_folders(files), merged=merged)
 
@@ -90,9 +90,9 @@ def _folders(files: tuple[SourceFile, ...]) -> tuple[str, ...]:
     return tuple(sorted({str(Path(file.path).parent) for file in files}))
 
 
-def _read(db: sqlite3.Connection, folder: Path, *, readings: bool) -> JobFacts:
+def _read(db: sqlite3.Connection, database: Path, *, readings: bool) -> JobFacts:
     files = _files(db)
-    tasks, merged = add_last_contact(db, read_task_rows(db), files, folder)
+    tasks, merged = add_last_contact(db, read_task_rows(db), files, database)
     # run.toml has only the settings that all tasks share.
     last_settings = max(((task.started_at_ms, task.settings) for task in tasks if task.settings), default=(0, ""))
     [totals] = rows_by_name(db, _TOTALS)
@@ -253,18 +253,18 @@ _COST = """
 
 
 def add_last_contact(
-    db: sqlite3.Connection, tasks: Sequence[TaskFacts], files: tuple[SourceFile, ...], folder: Path
+    db: sqlite3.Connection, tasks: Sequence[TaskFacts], files: tuple[SourceFile, ...], database: Path
 ) -> tuple[list[TaskFacts], Freshness]:
     """Return the tasks, with the time of the last contact for those that had not ended, and what has changed since.
 
     The data of a changed or missing file is not read: its task is shown as of the merge, and the file is counted, as
-    are files that were never merged. The paths of the files are relative to ``folder``.
+    are files that were never merged. The paths of the files are relative to the folder of the ``database``.
     """
     holders = {file.task_id: file for file in files if file.status in HOLDING and file.mtime_ns is not None}
     as_of_ms = max(((file.mtime_ns or 0) // 10**6 for file in holders.values()), default=None)
-    merged_at_ms = _merged_at_ms(db)
+    merged_at_ms = database.stat().st_mtime_ns // 10**6
     listed = {path for (path,) in db.execute("SELECT path FROM source_file")}
-    statuses, closed = _list(folder, listed)
+    statuses, closed = _list(database.parent, listed)
     new = not_none(map(_task_of, statuses.keys() - listed))
     shown = []
     followed = set[str]()  # the files of tasks that had not ended
@@ -297,13 +297,6 @@ def add_last_contact(
     indices = {task.array_index for task in new if not task.job_id.startswith("local")}
     news = Freshness(as_of_ms, changed, gone, new=len(new), new_indices=tuple(sorted(indices)), closed=closed)
     return shown, news
-
-
-def _merged_at_ms(db: sqlite3.Connection) -> int | None:
-    """Return when a job database was last written."""
-    with suppress(OSError, ValueError):
-        return Path(db.execute("PRAGMA database_list").fetchone()[2]).stat().st_mtime_ns // 10**6
-    return None
 
 
 def _list(folder: Path, merged: Collection[str]) -> tuple[dict[str, os.stat_result], str | None]:
