@@ -80,7 +80,7 @@ class Project:
         files = []
         keys = {}
         for word in words:
-            if is_config_file(word):
+            if _KEY_VALUE.fullmatch(word) is None:
                 files.append(word)
             else:
                 key, _, text = word.partition("=")
@@ -199,11 +199,6 @@ def find_project_file(cwd: Path) -> Path | None:
         if os.path.isfile(ancestor / NAME):  # noqa: PTH113
             return ancestor / NAME
     return None
-
-
-def is_config_file(word: str) -> bool:
-    """Say whether a value of ``--config`` is a file, not a key."""
-    return _KEY_VALUE.fullmatch(word) is None
 
 
 def _dotted(table: str, key: str) -> str:

@@ -139,24 +139,13 @@ def temperature(value_c: float | None) -> str:
 
 def energy(watt_hours: float | None) -> str:
     """Return an energy as Wh or kWh."""
-    return energies([watt_hours])[0]
-
-
-def energies(many_wh: Sequence[float | None]) -> list[str]:
-    """Return energies for one column, all in the unit of the largest."""
-    largest_wh = max(filter(None, many_wh), default=0.0)
-    if largest_wh >= 1000:
-        return [_energy(value_wh, 1000, "kWh", 2) for value_wh in many_wh]
-    digits = 1 if largest_wh >= 10 else 2
-    return [_energy(value_wh, 1, "Wh", digits) for value_wh in many_wh]
-
-
-def _energy(value_wh: float | None, per: int, unit: str, digits: int) -> str:
-    if value_wh is None:
+    if watt_hours is None:
         return UNKNOWN
-    if 0 < value_wh / per < 0.01:
-        return f"under 0.01 {unit}"
-    return f"{number(value_wh / per, digits)} {unit}"
+    if watt_hours >= 1000:
+        return f"{number(watt_hours / 1000, 2)} kWh"
+    if 0 < watt_hours < 0.01:
+        return "under 0.01 Wh"
+    return f"{number(watt_hours, 1 if watt_hours >= 10 else 2)} Wh"
 
 
 # --- charts, times, names ---------------------------------------------------------------------------------------------

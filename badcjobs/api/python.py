@@ -123,7 +123,10 @@ def pick_devices(
     _check_number("max_utilization", max_utilization, least=0, most=100, optional=True)
     _check_number("wait_s", wait_s, least=0)
     _check_number("check_every_s", check_every_s, least=0.01)
-    request = DeviceRequest(count, min_memory_mib, max_utilization, wait_s, check_every_s)
+    return _pick(DeviceRequest(count, min_memory_mib, max_utilization, wait_s, check_every_s), stand_in)
+
+
+def _pick(request: DeviceRequest, stand_in: StandIn) -> PickedDevices:
     environ = dict(os.environ)
     clock = SystemClock()
     locks = DeviceLocks(lock_folder(environ), clock, describe_holder(os.getpid(), Path.cwd()))
