@@ -8,7 +8,7 @@ from rooms.api import read_stats
 from rooms.devices import DeviceLocks, DeviceRequest, Waiting, list_free
 from rooms.model import Device, HostReading, Reading, StandIn
 from rooms.root import BadInput, DatabaseProblem, NotHere, SystemClock
-from rooms.store import read_only_uri
+from rooms.store import file_uri
 from rooms.telemetry import TelemetryWriter
 from support.behaviour import pretty
 from support.fake_nvml import FakeNvml
@@ -65,7 +65,7 @@ def test_statistics_have_the_promised_shape_and_unknown_is_none(tmp_path, pages)
         with writer.batch():
             writer.write_tick(1000 * number, [one], HostReading(1.0, 1, 2))
     writer.close()
-    uri = read_only_uri(tmp_path / "r.sqlite", sealed=False)
+    uri = file_uri(tmp_path / "r.sqlite", "mode=ro")
     devices = [(5, Device("0", "", 0, "GPU-5", "A100", memory_total_bytes=200 * MIB)), (6, Device("1", "", 1, "GPU-6")),
                (7, Device("MIG-b", "", 0, "MIG-b")), (8, Device("7", ""))]  # fmt: skip
     said = {"known.json": pretty(read_stats(uri, devices, 20.5))}
