@@ -176,6 +176,19 @@ def make_order(
         wrong.append("--gpus-per-task 0: a task without a GPU needs -- --cpu-workers 2, or it cannot start")
     refuse(wrong, "badcjobs submit --help", "these options cannot be used")
 
+    order = _order_of(options, shape, spec, time_min)
+    return replace(
+        order,
+        out=out,
+        run_arguments=tuple(run_arguments),
+        name=name,
+        extra_sbatch=more,
+        merge_time_min=merge_time_min,
+    )
+
+
+def _order_of(options: SubmitSettings, shape: ArrayShape, spec: sbatch.ArraySpec | None, time_min: int) -> ArrayOrder:
+    """Return an order without its work: the array, and what each task gets."""
     gpus = 1 if options.gpus_per_task is None else options.gpus_per_task
     only: tuple[int, ...] = ()
     parallel = options.parallel
@@ -184,8 +197,8 @@ def make_order(
         if len(spec.indices) != shape.count:
             only = spec.indices
     return ArrayOrder(
-        out=out,
-        run_arguments=tuple(run_arguments),
+        out=Path(),
+        run_arguments=(),
         tasks=shape.count,
         first=shape.first,
         step=shape.step,
@@ -199,12 +212,9 @@ def make_order(
         requeues=options.requeues,
         account=options.account,
         constraint=options.constraint,
-        name=name,
-        extra_sbatch=more,
         setup=options.setup,
         merge_account=options.merge_account,
         merge_mem=_memory(options.merge_mem) or "4G",
-        merge_time_min=merge_time_min,
     )
 
 
