@@ -21,9 +21,9 @@ from badcjobs.planning.findings import Remark, note, problem, warning
 from badcjobs.report.rules import PROBLEM, WARNING
 from badcjobs.sources.badc_manifest import CARRIED, CUT, HEADER, OF_A_PLACE, Manifest
 from badcjobs.sources.mistakes import PERHAPS_AUDIO, SHOWN, Mistakes, left_out_words, with_more
-from badcjobs.sources.open import Sources
+from badcjobs.sources.open import Sources, note_repeats
 from badcjobs.sources.places import place_words
-from badcjobs.sources.survey import PlannedRow, Surveyor, survey, survey_again
+from badcjobs.sources.survey import PlannedRow, Surveyor, survey
 from badcjobs.words import count, data_size
 
 Progress = Callable[[int], None]
@@ -37,18 +37,14 @@ def read_sources(
     *,
     needs_audio: bool = False,
 ) -> Survey:
-    """Read everything once; a second time if identities repeat, without the repeated rows."""
+    """Read everything once; refuse a source in which identities repeat, as a run does."""
     mistakes = Mistakes([part.name for part in sources.parts], left_out)
     chunks, walk = survey(sources, mistakes, needs_audio=needs_audio)
     tally = Survey(walk, mistakes)
     tally.read(chunks, rows, progress)
-    chunks_once = survey_again(sources, walk)
-    if chunks_once is not None:
-        if rows is not None:
-            rows.clear()
-        tally = Survey(walk, mistakes)
-        tally.read(chunks_once, rows, progress)
-    size = tally.walk.size
+    if note_repeats(sources.parts, walk):
+        mistakes.raise_any()
+    size = walk.size
     guessed_s = size.guessed_s()
     if guessed_s is not None:
         tally.lengths.guess(guessed_s, size.not_here_unknown)
@@ -234,12 +230,6 @@ class RowFile:
         times = (row.start_ms, end_ms, overlap_ms)
         fields = (row.recording_id, row.chunk_id, row.path, *times, sha256, notes, row.cut, *place)
         self._writer.writerow((row.base, *fields[: len(self.columns)]))
-
-    def clear(self) -> None:
-        """Delete all rows."""
-        self._file.seek(0)
-        self._file.truncate()
-        self._bases.clear()
 
     @property
     def root(self) -> str | None:

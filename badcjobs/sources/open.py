@@ -321,11 +321,11 @@ def _recognise_text(path: Path, root: Path | None, mistakes: Mistakes) -> Recogn
 _EXAMINED = 1000
 
 
-def note_repeats(sources: Sequence[AudioSource], walk: Walk) -> None:
-    """Report every row whose identity an earlier row of any source has."""
+def note_repeats(sources: Sequence[AudioSource], walk: Walk) -> bool:
+    """Report every row whose identity an earlier row of any source has; return whether there are any."""
     repeated = walk.seen.repeated()
     if not repeated:
-        return
+        return False
     examined = set(islice(repeated, _EXAMINED))
     fix = None
     if all(isinstance(source, AudioList) and source.is_folder for source in sources):
@@ -344,3 +344,4 @@ def note_repeats(sources: Sequence[AudioSource], walk: Walk) -> None:
             else:
                 first[key] = f"{source.name} line {line}" if line else source.name
     walk.mistakes.add_unseen(sum(times for number, times in repeated.items() if number not in examined))
+    return True

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from badcjobs.model import AudioHeader, Chunk, ChunkKey, Fingerprint
+from badcjobs.model import AudioHeader, Chunk, Fingerprint
 from badcjobs.sources.audio_files import NoAudio, locate
 from badcjobs.sources.badc_manifest import CARRIED, Look, Manifest, ManifestRow, RowFiles
 from badcjobs.sources.cutter import needs_ffmpeg
 from badcjobs.sources.mistakes import Mistakes, Remarks, shown
-from badcjobs.sources.open import AudioSource, Sources, note_repeats
+from badcjobs.sources.open import AudioSource, Sources
 from badcjobs.sources.walk import WHOLE, Walk, look_ahead
 
 _MOST_LOOKS = 10_000  # at files of rows with an end, for a plan
@@ -83,30 +83,17 @@ class SourceSize:
 
 @dataclass
 class Surveyor(Walk):
-    """A walk that takes all rows, except those with the identity of an earlier row."""
+    """A walk for a plan: it takes all rows, and counts their files."""
 
     for_plan: bool = True
     needs_audio: bool = False  # look at every file; one that is missing is a mistake, too
-    suspected: Collection[int] = ()  # hashes of identities that probably repeat
     looks_left: int = _MOST_LOOKS
     not_there: list[str] = field(default_factory=list)  # missing files of rows with an end, with the reason if known
     measured: int = 0  # files whose header was read
     rates_hz: Counter[int] = field(default_factory=Counter)  # sample rate → files
     for_ffmpeg: list[str] = field(default_factory=list)  # files without a length, because there is no ffmpeg
     size: SourceSize = field(default_factory=SourceSize)
-    _known: set[ChunkKey] = field(default_factory=set)
-    _folders: Sequence[str] = ()
-    _base_of: dict[str, str] = field(default_factory=dict)
-
-    def takes(self, recording_id: str, chunk_id: str, *, to_cut: bool = False) -> bool:
-        """Count one more row, and return whether it is the first one with its identity."""
-        is_ours = super().takes(recording_id, chunk_id)
-        key = recording_id, chunk_id
-        if hash(key) not in self.suspected:
-            return is_ours
-        is_new = key not in self._known
-        self._known.add(key)
-        return is_ours and is_new
+    _base_of: dict[tuple[Sequence[str], str], str] = field(default_factory=dict)  # search folders, folder → base
 
     def may_look(self) -> bool:
         """Return whether to look at the next file: all of them, or the first ones."""
@@ -164,25 +151,17 @@ class Surveyor(Walk):
 
     def base_of(self, path: str, folders: Sequence[str], *, seen: bool) -> str:
         """Return the probable base folder of a relative path, from one look per folder; ``seen``: it was looked at."""
-        if folders is not self._folders:  # another source
-            self._folders = folders
-            self._base_of = {}
-        folder = path[: path.rfind("/") + 1]
-        if folder not in self._base_of:
+        key = (folders, path[: path.rfind("/") + 1])
+        if key not in self._base_of:
             place = locate(path, folders)
             if not seen and not os.path.exists(place):  # noqa: PTH110 - a Path for each of many folders is slow
                 self.not_there.append(shown(path))
-            self._base_of[folder] = place.removesuffix(path.removeprefix("./"))
-        return self._base_of[folder]
+            self._base_of[key] = place.removesuffix(path.removeprefix("./"))
+        return self._base_of[key]
 
 
-def survey(
-    sources: Sources, mistakes: Mistakes, suspected: Collection[int] = (), *, needs_audio: bool = False
-) -> tuple[Iterator[PlannedRow], Surveyor]:
-    """Return all rows that can be processed, and the walk, which has the totals after they are read.
-
-    Repeated identities are known only at the end: then ``survey_again`` leaves such rows out.
-    """
+def survey(sources: Sources, mistakes: Mistakes, *, needs_audio: bool = False) -> tuple[Iterator[PlannedRow], Surveyor]:
+    """Return all rows that can be processed, and the walk, which has the totals after they are read."""
     walk = Surveyor(
         WHOLE,
         mistakes,
@@ -191,7 +170,6 @@ def survey(
         sources.read_header,
         needs_audio=needs_audio,
     )
-    walk.suspected = suspected
     walk.left_out = sources.left_out
 
     def plan(part: AudioSource) -> Iterator[PlannedRow]:
@@ -200,16 +178,6 @@ def survey(
         return _files_of(part, walk)
 
     return sources.read_parts(walk, plan), walk
-
-
-def survey_again(sources: Sources, before: Surveyor) -> Iterator[PlannedRow] | None:
-    """Report all rows that repeat an identity, and return the rows without them; None: no row does."""
-    suspected = before.seen.repeated()
-    if not suspected:
-        return None
-    note_repeats(sources.parts, before)
-    unnoted = Mistakes([part.name for part in sources.parts])
-    return survey(sources, unnoted, suspected, needs_audio=before.needs_audio)[0]
 
 
 def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:

@@ -70,8 +70,8 @@ def plan_lines(sources):
     mistakes = room.Mistakes([part.name for part in sources.parts])
     read, walk = room.survey(sources, mistakes)
     found, lines = list(read), []
-    if (again := room.survey_again(sources, walk)) is not None:
-        found = list(again)
+    if room.note_repeats(sources.parts, walk):
+        return refusal(mistakes.error())
     for row in found:
         fields = row._asdict()
         shown = [str(fields.pop(name)) for name in ("recording_id", "chunk_id", "base", "path")]
