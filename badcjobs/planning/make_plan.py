@@ -291,9 +291,17 @@ def _check_speed(plan: CampaignPlan) -> Iterator[Remark]:
 def to_dict(plan: CampaignPlan) -> dict[str, Any]:
     """Return the JSON document; the same plan gives the same document, byte for byte."""
     site = {name: value for name, value in asdict(plan.site).items() if value not in (None, "", ())}
+    survey = plan.survey
     document = {
         "version": PLAN_VERSION,
-        "source": _source_document(plan.survey),
+        "source": {
+            "cut": survey.cut,
+            "headers_read": survey.walk.measured,
+            **to_facts(survey),
+            "nothing_there": survey.nothing_there,
+            "left_out": survey.mistakes.examples(SHOWN)[0],
+            "sample_rates_hz": {str(hz): files for hz, files in sorted(survey.walk.rates_hz.items())},
+        },
         "audio_hours": plan.audio_hours,
         "recording_hours": plan.recording_hours,
         "speed": {**asdict(plan.speed), "curve": _curve(plan)},
@@ -321,17 +329,6 @@ def _curve(plan: CampaignPlan) -> list[tuple[float, float]]:
     """Return the speed that was measured with the chosen workers, by the length of the chunks."""
     points = [point for point in plan.speed.points if point.workers == plan.choice.workers]
     return sorted((point.chunk_s or 0.0, point.rate) for point in points)
-
-
-def _source_document(survey: Survey) -> dict[str, Any]:
-    return {
-        "cut": survey.cut,
-        "headers_read": survey.walk.measured,
-        **to_facts(survey),
-        "nothing_there": survey.nothing_there,
-        "left_out": survey.mistakes.examples(SHOWN)[0],
-        "sample_rates_hz": {str(hz): files for hz, files in sorted(survey.walk.rates_hz.items())},
-    }
 
 
 def _tasks_document(plan: CampaignPlan) -> dict[str, Any]:

@@ -37,7 +37,6 @@ from badcjobs.workers.policy import CONFIGURATION, GPU_LOST, HOST_MEMORY, NO_PRO
 
 log = logging.getLogger(__name__)
 
-_LOOK_S = 0.1
 _HOST_EVERY_S = 0.5
 _RECORDER_PATIENCE_S = 10.0
 _RESERVE_S = 20.0  # of a job's time, for the end
@@ -370,25 +369,25 @@ def run_trials(
     """Run the trials of one search after the other until all are done or the time is over."""
     clock = world.clock
     host = _HostMemory(world)
+
+    def is_over() -> bool:
+        return world.stop.requested or clock.monotonic_s() >= until_s
+
+    def look(run: TrialRun) -> bool:
+        host.read(run)
+        bench.records.check_recorder()
+        return is_over()
+
     begun = 0
     for search in searches:
-        while True:
-            left_s = until_s - clock.monotonic_s()
+        while not is_over():
             step = search.next_step(host.bytes)
-            if world.stop.requested or left_s <= 0 or step is None or search.expected_s(step) > left_s:
+            if step is None or search.expected_s(step) > until_s - clock.monotonic_s():
                 break
             begun += 1
             run = _begin(bench, search, step, begun)
-            stopped = False
-            while run.busy:
-                run.look(_LOOK_S)
-                host.read(run)
-                bench.records.check_recorder()
-                if not stopped and (world.stop.requested or clock.monotonic_s() >= until_s):
-                    stopped = True
-                    run.break_off()
-            outcome = run.end()
-            if not stopped:
+            outcome = run.run(look)
+            if outcome is not None:
                 search.end(run, outcome)
 
 

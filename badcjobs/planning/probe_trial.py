@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from badcjobs.workers.policy import HOST_MEMORY, OUT_OF_MEMORY, RetryPolicy
 from badcjobs.workers.supervise import Supervisor
 from badcjobs.workers.worker_loop import BatchOver, Event
 
+_LOOK_S = 0.1
 _MOST_ROUNDS = 64
 _FIRST_ROUNDS = 4  # while the speed is not known
 _SAME_MOMENT_MS = 5
@@ -157,25 +158,25 @@ class TrialRun:
             chunks.append(Chunk("probe", name, str(sound), str(target.absolute()), 0, round(length_s * 1000)))
         return chunks
 
-    def look(self, timeout_s: float) -> None:
-        """Write down what there is; the first thing that does not work ends the trial."""
-        self._supervisor.handle_events(timeout_s)
-        if self.watch.trouble is not None and not self._supervisor.killed:
-            self.break_off()
+    def run(self, look: Callable[[TrialRun], bool]) -> Trial | Trouble | None:
+        """Work until all is done or something fails, and leave nothing behind.
 
-    def break_off(self) -> None:
-        """End it now."""
-        self.watch.closed = True
-        self._supervisor.kill()
-
-    @property
-    def busy(self) -> bool:
-        """Whether its workers are still there."""
-        return self._supervisor.busy
-
-    def end(self) -> Trial | Trouble:
-        """Leave nothing behind, and return what came of it, or what had nothing to do with the length."""
+        ``look`` is called all the while, and returns whether to stop; None: it did.
+        """
+        stopped = False
+        while self._supervisor.busy:
+            self._supervisor.handle_events(_LOOK_S)
+            stopped = stopped or look(self)
+            if (stopped or self.watch.trouble is not None) and not self._supervisor.killed:
+                self.watch.closed = True
+                self._supervisor.kill()
         shutil.rmtree(self._folder, ignore_errors=True)
+        if stopped:
+            return None
+        return self._outcome()
+
+    def _outcome(self) -> Trial | Trouble:
+        """Return what came of it, or what had nothing to do with the length."""
         done = self.watch.done
         trouble = self.watch.trouble
         on_cpu = self.plans[0].device is None
@@ -198,7 +199,7 @@ class TrialRun:
     @property
     def start_up_s(self) -> float:
         """How long it took until the first chunk was begun."""
-        begun_at_ms = [*self.watch.begun_at_ms[:1], *(ended.started_at_ms for ended in self.watch.done[:1])]
+        begun_at_ms = [*self.watch.begun_at_ms, *(ended.started_at_ms for ended in self.watch.done)]
         return (min(begun_at_ms, default=self._began_at_ms) - self._began_at_ms) / 1000
 
     def _peak_bytes(self) -> int | None:

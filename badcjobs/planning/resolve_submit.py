@@ -63,7 +63,10 @@ def resolve_submit(wish: SubmitWish) -> ResolvedSubmit:
     mistakes = list(wish.mistakes)
     is_local = wish.options.cluster == "local"
     site = find_site(wish.project.site, wish.cwd, "--config site=")
-    submission = None if wish.again else _known_submission(wish.out)
+    submission = None
+    if not wish.again:
+        intent = read_intent(wish.out)  # of a submit that was interrupted
+        submission = read_record(wish.out) if intent is None else intent[1]
     settings = wish.project.make(RunSettings, wish.flags, "submit", mistakes)
     prefer = wish.project.make(PlanSettings, {}, "submit").prefer
     options = complete(wish.options, prefer, settings, site, wish.environ, wish.cwd, submission)
@@ -110,14 +113,6 @@ def complete(
         return options
     choice = usual_request(options, prefer, settings, site, environ, cwd)
     return replace(options, cpus=options.cpus or choice.cpus, mem=options.mem or f"{choice.mem_gb}G")
-
-
-def _known_submission(out: Path) -> Record | None:
-    """Return the submission that a run folder knows, also one that was interrupted."""
-    intent = read_intent(out)
-    if intent is None:
-        return read_record(out)
-    return intent[1]
 
 
 def bill_lines(resolved: ResolvedSubmit, environ: Environ, cwd: Path) -> list[str]:
