@@ -80,7 +80,7 @@ class CheckOrder(NamedTuple):
 class Checked(NamedTuple):
     """All findings, and what they are based on."""
 
-    findings: tuple[Remark, ...]
+    findings: Sequence[Remark]
     site: str | None
     asked: Asked
     source: SourceFacts | None
@@ -129,7 +129,7 @@ def check(order: CheckOrder) -> Checked:
     findings = [*about_source, *about_run, *check_facts(job), *about_settings]
     if not {"config", "settings"} & {remark.subject for remark in about_settings}:
         findings += _check_engine(job, order)
-    return Checked(tuple(findings), site.name or None, request, source)
+    return Checked(findings, site.name or None, request, source)
 
 
 def check_facts(job: Job) -> list[Remark]:
@@ -380,7 +380,7 @@ def _check_engine(job: Job, order: CheckOrder) -> Iterator[Remark]:
             severity = WARNING
             text += f"; checked here without {unseen}"
         fix = error.fix or "badcjobs check --help"
-        yield Remark(severity, "engine", text, fix, tuple((error.why or "").splitlines()))
+        yield Remark(severity, "engine", text, fix, (error.why or "").splitlines())
 
 
 def _not_visible_here(script: BatchScript | None) -> str | None:

@@ -28,7 +28,7 @@ class Remark:
     subject: str  # one or two words: out, array, GPU-hours
     text: str
     fix: str | None = None
-    details: tuple[str, ...] = ()  # one line each, if the text counts several things
+    details: Sequence[str] = ()  # one line each, if the text counts several things
     checked: bool = True  # False: something about the subject could not be checked; the text says so
 
     def __post_init__(self) -> None:

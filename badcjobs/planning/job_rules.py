@@ -283,7 +283,7 @@ def _check_answer(job: Job) -> Iterator[Remark]:
     can_wait = any(message in refusal for message in _CAN_WAIT)
     severity = WARNING if can_wait else PROBLEM
     fix = f"sbatch --test-only {shlex.quote(name)}   (until it names a time; badcjobs cluster: which nodes are there)"
-    yield Remark(severity, "sbatch", f"it refuses {name}: {refusal}", fix, tuple(details))
+    yield Remark(severity, "sbatch", f"it refuses {name}: {refusal}", fix, details)
 
 
 # --- the script -------------------------------------------------------------------------------------------------------

@@ -39,11 +39,11 @@ class CampaignPlan(NamedTuple):
     fastest: Choice
     wish: plan_tasks.PlanWish
     site: Site
-    waves: tuple[plan_tasks.Wave, ...]
+    waves: Sequence[plan_tasks.Wave]
     waves_why: str  # what decides their number
     gpus: int | None  # at a time; None: not known, nor when it is finished
     gpus_why: str
-    remarks: tuple[Remark, ...] = ()
+    remarks: Sequence[Remark] = ()
 
     @property
     def tasks(self) -> int:
@@ -165,7 +165,7 @@ def make_plan(
     remarks = list(check_survey(survey, NOTE))
     for rule in (_check_workers, _check_long_chunks, _check_files, _check_unsafe_chunks, _check_speed):
         remarks += rule(plan)
-    return plan._replace(remarks=tuple(remarks))
+    return plan._replace(remarks=remarks)
 
 
 def _speed_of(choice: Choice, speed: Speed, chunk_s: float) -> Speed:
@@ -238,9 +238,9 @@ def _cut_shorter(survey: Survey, at_most_s: float) -> str:
     return f"{shorter}   (whole recordings are cut on the fly)"
 
 
-def _longer_than(limit_s: float, survey: Survey) -> tuple[str, ...]:
+def _longer_than(limit_s: float, survey: Survey) -> list[str]:
     """Return the names of some chunks that are longer."""
-    return tuple(f"{name} ({duration(ms / 1000)})" for ms, name in survey.longest if ms > limit_s * 1000)
+    return [f"{name} ({duration(ms / 1000)})" for ms, name in survey.longest if ms > limit_s * 1000]
 
 
 def _check_files(plan: CampaignPlan) -> Iterator[Remark]:

@@ -20,7 +20,6 @@ _FILES_PER_JOB = 10  # run.toml, job.sqlite, report.html, …
 _BYTES_PER_CHUNK = 2000  # with its detections
 _BYTES_PER_SECOND = 200  # samples of a GPU and its host
 _SLOWEST = 10  # audio-hours per GPU-hour
-_START_UP_H = 0.1  # of each GPU of a task
 _SKEW_S = 2.0
 _TRY_NVML = "python -c 'import pynvml; pynvml.nvmlInit()'   (look for an error; in a container: apptainer --nv)"
 
@@ -111,8 +110,7 @@ def _check_space(job: Job) -> Iterator[Remark]:
     out = job.out
     if source is None or source.lengths is None:
         return
-    gpus = (job.request.tasks or 1) * (job.request.gpus_per_task or 1)
-    needs_bytes = results_bytes(source.chunks, source.audio_s / 3600 / _SLOWEST + gpus * _START_UP_H)
+    needs_bytes = results_bytes(source.chunks, source.audio_s / 3600 / _SLOWEST)
     text = f"the source has {data_size(source.bytes)}; results need about {data_size(needs_bytes)}, copies of audio at"
     text += f" most {data_size(MOST_STAGED_BYTES)} per task, on the disk of the node"
     quota_bytes = 1e12 * (job.site.space_tb or 0)

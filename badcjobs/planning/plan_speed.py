@@ -67,14 +67,14 @@ class Speed:
     tasks: int = 0  # that was measured on
     gpu_hours: float | None = None
     memory_bytes: int | None = None  # of a device
-    devices: tuple[str, ...] = ()
-    points: tuple[Measured, ...] = ()  # with several numbers of workers; the first is what this is the speed of
+    devices: Sequence[str] = ()
+    points: Sequence[Measured] = ()  # with several numbers of workers; the first is what this is the speed of
     bytes_per_s: float = 0.0  # main memory of a worker for each second of a chunk, assumed; 0: not known
     given: bool = False  # by --rate
     chunk_s: float | None = None  # the mean length of the chunks that it is the speed of
     safe_s: float | None = None  # longer chunks are done with one thread, or in pieces; None: nothing was too long
     best_s: float | None = None  # the best length that is safe
-    doubts: tuple[str, ...] = ()  # reasons why it may not apply
+    doubts: Sequence[str] = ()  # reasons why it may not apply
     remedy: str | None = None  # a line to paste that measures again; None: not known
 
     @property
@@ -179,8 +179,8 @@ def _of_lessons(settings: RunSettings, environ: Environ) -> Speed | None:
         audio_hours_per_gpu_hour=points[0].rate,
         origin=f"learned by earlier runs on {' '.join(models)}",
         memory_bytes=min(not_none(lesson.memory_bytes for lesson in lessons.values()), default=None),
-        devices=tuple(models),
-        points=tuple(points),
+        devices=list(models),
+        points=points,
         chunk_s=points[0].chunk_s,
     )
 
@@ -225,7 +225,7 @@ def _of_job(path: Path, name: str, settings: RunSettings) -> Speed:
     if news:
         doubts.append(f"the merge of {name}: {news}; what was done since is not in this speed")
         remedy = merge_again(database, job.file_folders, job.merged)
-    return replace(speed, doubts=tuple(doubts), remedy=remedy)
+    return replace(speed, doubts=doubts, remedy=remedy)
 
 
 def speed_of(job: JobFacts, name: str) -> Speed:
@@ -261,8 +261,8 @@ def speed_of(job: JobFacts, name: str) -> Speed:
         tasks=len(worked),
         gpu_hours=sum(work_s.values()) / 3600,
         memory_bytes=memory_bytes,
-        devices=tuple(f"{number} × {model}" for model, number in sorted(models.items())),
-        points=tuple(points),
+        devices=[f"{number} × {model}" for model, number in sorted(models.items())],
+        points=points,
         chunk_s=points[0].chunk_s,
     )
 
@@ -441,11 +441,11 @@ def _speed_of_probes(probes: Sequence[Probed], doubts: Sequence[str]) -> Speed:
         devices=(key.gpu,),
         memory_bytes=key.memory_bytes,
         start_up_s=max((trial.start_up_s for trial in probe.trials if trial.start_up_s), default=None),
-        points=tuple(points),
+        points=points,
         chunk_s=points[0].chunk_s,
         safe_s=None if result.too_long_s is None else result.safe_s,
         best_s=result.best_s,
-        doubts=tuple(doubts),
+        doubts=doubts,
     )
 
 

@@ -319,7 +319,7 @@ def _check_left_out(survey: Survey) -> Iterator[Remark]:
         text = f"{count(mistakes.count, 'mistake')} in rows or sources, which are left out:"
         text += " badcjobs run would refuse them, or fail those without usable audio"
         details = with_more(mistakes.examples(SHOWN)[0], mistakes.count)
-        yield problem("left out", text, error.fix or "badcjobs check --help", tuple(details))
+        yield problem("left out", text, error.fix or "badcjobs check --help", details)
 
 
 def _check_faults(survey: Survey) -> Iterator[Remark]:
@@ -338,7 +338,7 @@ def _check_faults(survey: Survey) -> Iterator[Remark]:
             fault.replace("_", " "),
             text,
             fix.format(path=path),
-            tuple(names),
+            names,
         )
 
 
@@ -350,11 +350,11 @@ def _check_lengths(survey: Survey) -> Iterator[Remark]:
     if unknown:
         counted = f"counted with {lengths.guess_ms / 1000:,.1f} s each"
         text = f"{count(unknown, 'file')} without a length in the header; {counted}"
-        yield note("unknown length", text, details=tuple(survey.unknown_names))
+        yield note("unknown length", text, details=survey.unknown_names)
     if walk.for_ffmpeg:
         text = "ffmpeg is not on PATH: files in M4A, AAC, WMA or the like have no known length and are not cut"
         fix = "module load ffmpeg   (or: apt install ffmpeg)"
-        yield warning("ffmpeg", text, fix, tuple(walk.for_ffmpeg[:SHOWN]))
+        yield warning("ffmpeg", text, fix, walk.for_ffmpeg[:SHOWN])
 
 
 def _check_not_here(survey: Survey) -> Iterator[Remark]:
@@ -372,4 +372,4 @@ def _check_not_here(survey: Survey) -> Iterator[Remark]:
         missing = count(len(walk.not_there), "file")
         text = f"{missing} missing or unusable, of those looked at; rows with an end are planned by their times"
         fix = "badcjobs check SOURCE   (looks at every file; --root DIR: where relative source_paths start from)"
-        yield note("audio", text, fix, tuple(walk.not_there[:3]))
+        yield note("audio", text, fix, walk.not_there[:3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -206,7 +207,7 @@ class Sizing(NamedTuple):
 
     gpus: int  # of each task
     time_s: int  # that each asks for
-    shares: tuple[Share, ...]
+    shares: Sequence[Share]
     longest_chunk_s: float  # seconds of audio that one GPU finishes in a task's time, however slow
     expected_s: float  # of the fullest task, at the mean speed
 
@@ -254,7 +255,7 @@ def size_tasks(
     return Sizing(
         gpus=gpus,
         time_s=wish.time_s or min(needed_s, int(most_s)),
-        shares=tuple(shares),
+        shares=shares,
         longest_chunk_s=margin.work_s(most_s) * rate,
         expected_s=margin.start_up_s + fullest_s,
     )
@@ -280,7 +281,7 @@ def make_waves(
     margin: Margin,
     most: int,
     gpus: int | None,
-) -> tuple[Wave, ...]:
+) -> list[Wave]:
     """Cut the tasks into waves of at most so many, as few as can be, all about equally large."""
     tasks = len(sizing.shares)
     number_of_waves = -(-tasks // most)
@@ -303,7 +304,7 @@ def make_waves(
         )
         waves.append(wave)
         first += size
-    return tuple(waves)
+    return waves
 
 
 def most_tasks(sizing: Sizing, site: Site) -> tuple[int, str]:

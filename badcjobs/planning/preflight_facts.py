@@ -63,7 +63,7 @@ class SlurmFacts(NamedTuple):
 class GpuFacts(NamedTuple):
     """The devices of this machine."""
 
-    names: tuple[str, ...]
+    names: Sequence[str]
     backend: str
     why: str
     in_job: bool = False
@@ -259,7 +259,7 @@ def look_at_gpus(environ: Mapping[str, str], clock: Clock, stand_in: StandIn) ->
         listed = sight.grant.devices if in_job else sight.inventory
         names = [device.name or "GPU" for device in listed if device.vendor in VISIBLE]
         backend = "none" if sight.trouble else sight.reader.backend
-        return GpuFacts(tuple(names), backend, sight.trouble or sight.grant.why, in_job)
+        return GpuFacts(names, backend, sight.trouble or sight.grant.why, in_job)
 
 
 # --- sources ----------------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def check_source(
                 "source",
                 error.what,
                 error.fix or look,
-                tuple((error.why or "").splitlines()),
+                (error.why or "").splitlines(),
             )
         ]
     return facts, remarks + _filter_is_off(settings, sources)

@@ -60,10 +60,10 @@ class ProbeEnd(NamedTuple):
     """The result of a probe."""
 
     exit_code: int
-    probes: tuple[Probed, ...]
+    probes: Sequence[Probed]
     store: Path
-    problems: tuple[BadcjobsError, ...] = ()
-    notes: tuple[str, ...] = ()
+    problems: Sequence[BadcjobsError] = ()
+    notes: Sequence[str] = ()
 
 
 def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
@@ -85,7 +85,7 @@ def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
         searches = list(make_searches(order, grant, engine, allocation.cpus or world.cores, store))
         if all(search.is_over for search in searches):
             notes = ("already known; --again repeats the trials",)
-            return ProbeEnd(ExitCode.DONE, tuple(search.keep() for search in searches), store.file, notes=notes)
+            return ProbeEnd(ExitCode.DONE, [search.keep() for search in searches], store.file, notes=notes)
 
         now_ms = world.clock.now_ms()
         left_s = order.most_s
@@ -107,8 +107,8 @@ def _conclude(searches: Sequence[ModelSearch], stop: StopRequest, store: Path) -
         notes.append(why_not_finished(stop))
         by_hand = stop.ended_by is signal.SIGINT
         exit_code = exit_code or (128 + signal.SIGINT if by_hand else int(ExitCode.RUN_ME_AGAIN))
-    probes = tuple(search.probed for search in searches)
-    return ProbeEnd(exit_code, probes, store, tuple(problems), tuple(notes))
+    probes = [search.probed for search in searches]
+    return ProbeEnd(exit_code, probes, store, problems, notes)
 
 
 def make_work_folder(allocation: Allocation) -> tempfile.TemporaryDirectory[str]:

@@ -625,7 +625,7 @@ def test_what_is_not_planned_asks_for_the_workers_that_it_will_have(tmp_path):
         assert ask(cut, prefer="fastest") == wanted, "as many as the memory of a device holds, a tenth of it left free"
     lessons.note("V100, 6 cores, chunks of 290 s", device_bytes=None)
     assert ask(cut) == (6, 6, 11, 1700.0), "what a worker needs on a device is not known"
-    assert planning.find_speed(None, None, run, {"HOME": str(tmp_path)}, tmp_path).devices == ("V100",)
+    assert planning.find_speed(None, None, run, {"HOME": str(tmp_path)}, tmp_path).devices == ["V100"]
     lessons.note("H200, 6 cores, chunks of 290 s", **facts)
     assert ask(cut) == (4, 4, 8, 1500.0), "which of the two models it will be is not known"
 
