@@ -144,13 +144,10 @@ def _read_now(device: Device, reader: GpuReader, *, processes: bool = False) -> 
     granted = device.token != ""
     reading = Reading()
     trouble = None
-    if device.uuid is None:
-        trouble = "no reader for this device"
-    else:
-        try:
-            reading = reader.read(device.uuid)
-        except DeviceUnreadable as error:
-            trouble = str(error)
+    try:
+        reading = reader.read(device.uuid or "")  # without a reader no UUID is known
+    except DeviceUnreadable as error:
+        trouble = str(error)
     total_bytes = device.memory_total_bytes
     free_bytes = None
     if total_bytes is not None and reading.memory_used_bytes is not None:
