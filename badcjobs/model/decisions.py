@@ -95,7 +95,7 @@ SENTENCES: Mapping[Code, str] = {
     Code.TRY_MORE_WORKERS: f"[{_CHANGE}; ]trying {{more}} more",
     Code.TRY_FEWER_WORKERS: f"[{_CHANGE}; ]trying {{workers}}",
     Code.MORE_WORKERS_NOT_FASTER: _CHANGE,
-    Code.FEWER_WORKERS_AS_FAST: f"{_CHANGE}[; trying {{trying}}]",
+    Code.FEWER_WORKERS_AS_FAST: _CHANGE,
     Code.FEWER_WORKERS_SLOWER: _CHANGE,
     Code.NO_CORES_FOR_MORE: f"[{_CHANGE}; ]there are no cores for more",
     Code.NO_DEVICE_MEMORY_FOR_MORE: f"[{_CHANGE}; ]one more might fill {{memory_share:.0%}} of a device's memory",

@@ -114,12 +114,10 @@ def choose_start(limits: Limits, lesson: Lesson, memory: WorkerMemory, chunk_s: 
 
     code = Code.START_WORKERS
     workers = limits.most
-    is_best = False
     if limits.cores_each is None:
         workers = max(1, workers // _UNKNOWN_CORES)
     if lesson.workers is not None and (lesson.settled or limits.cores_each is None):
         workers = min(lesson.workers, limits.most)
-        is_best = lesson.settled
         figures["earlier"] = lesson.workers
 
     device_worker_bytes = lesson.device_bytes or memory.device_bytes
@@ -128,7 +126,6 @@ def choose_start(limits: Limits, lesson: Lesson, memory: WorkerMemory, chunk_s: 
         code = Code.START_AS_DEVICES_HOLD
         figures |= {"devices_hold": room, "before_devices": workers, "device_worker_bytes": device_worker_bytes}
         workers = room
-        is_best = False
 
     worker_bytes = lesson.worker_bytes or memory.bytes_for(chunk_s)
     room = _room(limits.granted_bytes, worker_bytes * limits.devices)
@@ -137,11 +134,10 @@ def choose_start(limits: Limits, lesson: Lesson, memory: WorkerMemory, chunk_s: 
         figures |= {"memory_holds": room, "before_memory": workers, "worker_bytes": worker_bytes}
         figures |= {"granted_bytes": limits.granted_bytes, "devices": limits.devices}
         workers = room
-        is_best = False
 
     if workers * (limits.cores_each or 0) == limits.cores:
         code = Code.START_ONE_PER_CORE
-    return Step(code, workers, figures, is_best=is_best)
+    return Step(code, workers, figures, is_best=lesson.settled and workers == lesson.workers)
 
 
 def _room(memory_bytes: int | None, worker_bytes: float) -> int:
@@ -219,10 +215,7 @@ def try_fewer(now: Performance, trials: Trials, limits: Limits) -> Step | None:
     fewer = _fewer(trials, limits)
     if fewer is None or now.left_s < _WORTH_FEWER_S:
         return None
-    figures = _trial(now, trials)
-    if trials.is_fewer:
-        return Step(Code.FEWER_WORKERS_AS_FAST, fewer, figures | {"trying": fewer}, is_trial=True)
-    return Step(Code.TRY_FEWER_WORKERS, fewer, figures, is_trial=True)
+    return Step(Code.TRY_FEWER_WORKERS, fewer, _trial(now, trials), is_trial=True)
 
 
 def stay(
@@ -303,33 +296,25 @@ class Meter:
     clock: Clock
     memory_peaks: Callable[[float], dict[int, int]]  # by device_id, over the last seconds
     memory_held: Callable[[], MemoryHeld | None]  # main memory of our processes; None: not known
-    _memory_errors: int = 0  # chunks that had run out of memory when there were more workers
-    _retired_s: float = 0.0  # when a retired worker was last seen
+    _memory_errors: int = 0  # chunks that had run out of memory before
+    _restarted_s: float = 0.0
     _began_s: float | None = None  # None: the workers have not all done a chunk yet
     _work_before: float = 0.0
     _chunks_before: int = 0
     _peak_bytes: int | None = None  # main memory, since it began
 
-    def restart(self) -> None:
-        """Forget what was measured with another number of workers."""
+    def restart(self, supervisor: Supervisor) -> None:
+        """Forget what was measured and what failed with another number of workers."""
+        self._restarted_s = self.clock.monotonic_s()
         self._began_s = None
-
-    def forgive(self, supervisor: Supervisor) -> None:
-        """Count no memory errors that came with more workers."""
         self._memory_errors = len(supervisor.short_of_memory)
-
-    def wait_for_retired(self, supervisor: Supervisor) -> None:
-        """Measure nothing while retired workers use cores and memory."""
-        self._retired_s = self.clock.monotonic_s()
-        self.restart()
-        self.forgive(supervisor)
 
     def read(self, supervisor: Supervisor, trials: Trials, left: int) -> Reading:
         """Return what is known of the present workers; ``left``: chunks that are not done."""
         at_work = supervisor.slots_at_work
         held = self.memory_held()
         reading = Reading(memory_errors=len(supervisor.short_of_memory) - self._memory_errors)
-        if held is not None and held.at_s > self._retired_s:
+        if held is not None and held.at_s > self._restarted_s:
             reading = reading._replace(held_bytes=held.memory_bytes)
         if trials.settled:
             return reading
@@ -446,8 +431,8 @@ class Autoscaler:
         if self.per_gpu is not None or not self.devices or supervisor.draining or now_s < self._next_s:
             return
         self._next_s = now_s + _EVERY_S
-        if supervisor.is_retiring:
-            self.meter.wait_for_retired(supervisor)
+        if supervisor.is_retiring:  # retired workers still use cores and memory
+            self.meter.restart(supervisor)
             return
         reading = self.meter.read(supervisor, self._trials, left)
         step = next_step(reading, self._trials, self._limits)
@@ -466,9 +451,7 @@ class Autoscaler:
         self._trials = Trials(step.workers, compared_with, rates, settled=not step.is_trial)
         self._record(step)
 
-        self.meter.restart()
-        if step.workers < now:
-            self.meter.forgive(supervisor)
+        self.meter.restart(supervisor)
         for device_id, device in self.devices:
             self._change_device(supervisor, device_id, device, step.workers - now)
 

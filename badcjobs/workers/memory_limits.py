@@ -10,6 +10,7 @@ Whether a chunk is processed lean is decided here and nowhere else.
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -50,7 +51,7 @@ class _OutOfMemory:
     """A chunk that ran out of memory: the device model, the way of its next try, the lengths that failed."""
 
     model: str
-    way: Way = USUAL
+    way: Way = LEAN
     is_smallest: bool = False  # its last try failed, and no way needs less memory
     crowded_s: float | None = None
     alone_s: float | None = None
@@ -72,7 +73,8 @@ class MemoryLimits:
 
     def __post_init__(self) -> None:
         self._limits = dict(self.known)
-        self._fitted: dict[tuple[str, bool], float] = {}  # (model, lean) → the longest audio that fitted in one piece
+        # (model, lean) → the longest audio that fitted in one piece
+        self._fitted = defaultdict[tuple[str, bool], float](float)
         self._failures: dict[ChunkKey, _OutOfMemory] = {}
         self._lock = threading.Lock()
 
@@ -105,18 +107,14 @@ class MemoryLimits:
             failure = self._failures.setdefault(key, _OutOfMemory(model))
             failure.model = model
             if not way.lean:
-                failure.crowded_s = _shorter(failure.crowded_s, audio_s)
-                failure.way = LEAN
-                failure.is_smallest = False
+                failure.crowded_s = audio_s
                 return
 
             failure.is_smallest = True
-            failure.way = max(LEAN, failure.way)
             if audio_s is None:
                 return
-            piece_s = longest_piece_s(audio_s, way.pieces)
-            failure.alone_s = _shorter(failure.alone_s, piece_s)
-            pieces = pieces_shorter_than(audio_s, piece_s)
+            failure.alone_s = longest_piece_s(audio_s, way.pieces)
+            pieces = pieces_shorter_than(audio_s, failure.alone_s)
             if pieces is not None:
                 failure.way = Way(lean=True, pieces=pieces)
                 failure.is_smallest = False
@@ -131,13 +129,13 @@ class MemoryLimits:
         """Record that a chunk was done; after a try with less memory, keep the limits that its failures give."""
         with self._lock:
             if way.pieces == 1 and audio_s is not None:
-                longest_s = self._fitted.get((model, way.lean), 0.0)
-                self._fitted[model, way.lean] = max(audio_s, longest_s)
+                for lean in {way.lean, True}:  # what fits with the usual threads fits lean, too
+                    self._fitted[model, lean] = max(audio_s, self._fitted[model, lean])
             failure = self._failures.pop(key, None)
             if failure is None:
                 return
             before = self._limits.get(model, MemoryLimit())
-            after = self._lower(before, failure, way)
+            after = self._lower(before, failure)
             self._limits[model] = after
         if after != before:
             self.learned(model, after)
@@ -149,18 +147,16 @@ class MemoryLimits:
         limit = self._limits.get(model, MemoryLimit())
         for failure in self._failures.values():
             if failure.model == model and not failure.is_smallest:
-                limit = self._lower(limit, failure, failure.way)
+                limit = self._lower(limit, failure)
         return limit
 
-    def _lower(self, limit: MemoryLimit, failure: _OutOfMemory, way: Way) -> MemoryLimit:
-        """Return the limit after a failed chunk was done this way."""
-        fitted_s = self._fitted.get((failure.model, False), 0.0)
-        fitted_lean_s = max(fitted_s, self._fitted.get((failure.model, True), 0.0))
-        crowded_s = alone_s = None
-        if way.lean and (failure.crowded_s or 0.0) > fitted_s:
-            crowded_s = failure.crowded_s
-        if way.pieces > 1 and (failure.alone_s or 0.0) > fitted_lean_s:
-            alone_s = failure.alone_s
+    def _lower(self, limit: MemoryLimit, failure: _OutOfMemory) -> MemoryLimit:
+        """Return a limit with the lengths that failed, unless audio of that length has fitted."""
+        crowded_s, alone_s = failure.crowded_s, failure.alone_s
+        if crowded_s is not None and crowded_s <= self._fitted[failure.model, False]:
+            crowded_s = None
+        if alone_s is not None and alone_s <= self._fitted[failure.model, True]:
+            alone_s = None
         return limit.lower(MemoryLimit(crowded_s, alone_s))
 
 

@@ -124,9 +124,8 @@ class WorkQueue:
             if len(self._suspects) > self._workers_ending:
                 self._workers_ending += 1
                 return None
-            plenty = len(self._waiting) - self.workers * self.wants
-            count = min(len(self._waiting), max(idle, min(wanted, plenty)))
-            fresh = self._pop_fitting(count, fits)
+            spare = len(self._waiting) - self.workers * self.wants  # beyond one batch for each worker
+            fresh = self._pop_fitting(max(idle, min(wanted, spare)), fits)
             self._in_flight += len(fresh)
             return fresh
 
