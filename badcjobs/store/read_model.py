@@ -23,12 +23,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isnan, nan
 from sys import intern
-from typing import Any, TypeVar
+from typing import Any
 
 from badcjobs.model import CHARTED, METRICS, NameGaps, PlaceCounts, ProcessFacts, Reading, is_silent
 from badcjobs.store.figures import StateTime
 
-_Value = TypeVar("_Value")
 ALIVE = ("running", "silent")
 UNKNOWN_STATE = "unknown"  # of energy that cannot be split by state
 _COUNTER_COVERS = 0.9  # the energy counter is read every few seconds, so it misses the end of a task
@@ -122,12 +121,12 @@ class MetricFacts:
         return cls(int(samples), *figures)
 
 
-class Named(Mapping[str, _Value]):
+class Named(Mapping[str, Any]):
     """Values of a device by their names, in little memory: a job may have tens of thousands of devices."""
 
     __slots__ = ("_figures", "_make", "_names")
 
-    def __init__(self, make: Callable[..., _Value], rows: Sequence[Sequence[Any]]) -> None:
+    def __init__(self, make: Callable[..., Any], rows: Sequence[Sequence[Any]]) -> None:
         """Take rows of a name and the figures that make its value."""
         self._make = make
         self._names = intern(" ".join(row[0] for row in rows))  # nearly all devices have the same
@@ -139,7 +138,7 @@ class Named(Mapping[str, _Value]):
     def __len__(self) -> int:
         return len(self._names.split())
 
-    def __getitem__(self, name: str) -> _Value:
+    def __getitem__(self, name: str) -> Any:
         names = self._names.split()
         if name not in names:
             raise KeyError(name)

@@ -72,28 +72,22 @@ def count_gaps(db: sqlite3.Connection, recordings: str = "recording") -> NameGap
 
 _PLACED = "(region IS NOT NULL OR latitude IS NOT NULL)"
 _PLACE_GAPS = f"""
-    SELECT count(*), count(left_out),
-           count(*) FILTER (WHERE {_PLACED} AND recorded_on IS NULL),
-           count(*) FILTER (WHERE NOT {_PLACED} AND left_out IS NULL),
-           sum(no_county)
+    SELECT count(*) AS recordings, count(left_out) AS left_out,
+           count(*) FILTER (WHERE {_PLACED} AND recorded_on IS NULL) AS undated,
+           count(*) FILTER (WHERE NOT {_PLACED} AND left_out IS NULL) AS unplaced,
+           count(*) FILTER (WHERE no_county) AS not_covered
     FROM recording"""
 _PATHS = "SELECT source_path FROM recording WHERE {} ORDER BY source_path LIMIT 5"
 
 
 def count_places(db: sqlite3.Connection) -> PlaceCounts | None:
     """Count the recordings that are left out, or lack a date or a place; None: there are no places."""
-    recordings, left_out, undated, unplaced, no_county = db.execute(_PLACE_GAPS).fetchone()
-    if unplaced == recordings:
+    [counts] = read_as(db, PlaceCounts, _PLACE_GAPS)
+    if counts.unplaced == counts.recordings:
         return None
-    return PlaceCounts(
-        recordings,
-        left_out,
-        undated,
-        unplaced,
-        left_out_names=[path for (path,) in db.execute(_PATHS.format("left_out IS NOT NULL"))],
-        not_covered=no_county or 0,
-        not_covered_names=[path for (path,) in db.execute(_PATHS.format("no_county"))],
-    )
+    counts.left_out_names = [path for (path,) in db.execute(_PATHS.format("left_out IS NOT NULL"))]
+    counts.not_covered_names = [path for (path,) in db.execute(_PATHS.format("no_county"))]
+    return counts
 
 
 _PLACE = tuple(column.name for column in fields(Place))
