@@ -47,8 +47,7 @@ _Ours = tuple[ListedRecording, int, float | None]
 class AudioList:
     """The recordings of a folder, of a list, or of the command line.
 
-    ``recordings`` yields them from the first one, and notes mistakes and skipped names. ``refusal`` is the start of the
-    message about a recording without audio.
+    ``recordings`` yields them from the first one, and notes mistakes and skipped names.
     """
 
     name: str
@@ -56,7 +55,6 @@ class AudioList:
     folders: tuple[str, ...]
     recordings: Callable[[Mistakes, Remarks], Iterator[ListedRecording]]
     without_rows: str = "lists nothing"
-    refusal: str = ""
     is_folder: bool = False
     has_places: bool = False
 
@@ -72,7 +70,8 @@ class AudioList:
         for ((line, recording_id, path), walk.row, known_s), answer in ours:
             recording = Chunk(recording_id, recording_id, path, "")
             if isinstance(answer, NoAudio):
-                yield from walk.add_missing(line, f"{self.refusal}{answer}", answer, recording)
+                refusal = "contains audio that cannot be used: " if self.is_folder else ""
+                yield from walk.add_missing(line, f"{refusal}{answer}", answer, recording)
                 continue
             audio_path, fingerprint = answer or (path, Fingerprint(header=AudioHeader(known_s)))
             recording = replace(recording, audio_path=audio_path, fingerprint=fingerprint)
@@ -136,7 +135,6 @@ def audio_folder(path: Path) -> AudioList:
         folders=(with_slash(path.absolute()),),
         recordings=partial(_below, path, ""),
         without_rows=f"contains no audio ({AUDIO_FORMATS})",
-        refusal="contains audio that cannot be used: ",
         is_folder=True,
     )
 

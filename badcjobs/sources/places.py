@@ -117,9 +117,7 @@ def _path_key(path: str) -> str:
     return _name_key(f"{folder}/{name}")
 
 
-@lru_cache(1024)
-def _real_folder(folder: str) -> str:
-    return os.path.realpath(folder)
+_real_folder = lru_cache(1024)(os.path.realpath)
 
 
 # --- HawkEars' regions ------------------------------------------------------------------------------------------------
@@ -364,8 +362,6 @@ class _PlaceCheck:
         mistakes = self.reader.filelist.mistakes
         if self.reader.filelist.is_given:
             self._check_names()
-        if self.reader.regions is not None:
-            self._check_regions(self.reader.regions)
         mistakes.source = 1
         for region, path in self.unknown_regions.items():
             mistakes.add(0, f"region {region} of {shown(path)} is not in HawkEars' data", fix=_GUIDE)
@@ -387,14 +383,6 @@ class _PlaceCheck:
             filelist.mistakes.add(0, "names no recording of the source", why=why)
         elif not filelist.rows and not filelist.mistakes.count:
             filelist.mistakes.add(0, "has no rows")
-
-    def _check_regions(self, regions: Regions) -> None:
-        """Refuse each row with an unknown region, also of recordings that are not in the source."""
-        for row in self.reader.filelist.rows.values():
-            region = row.place.region
-            if region and not regions.has(region):
-                self.unknown_regions.pop(region, None)
-                self.reader.filelist.mistakes.add(row.line, f"region {region} is not in HawkEars' data")
 
 
 def refuse_moved(recordings: Sequence[str]) -> None:
