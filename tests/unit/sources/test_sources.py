@@ -153,7 +153,7 @@ def test_what_only_ffmpeg_can_read_is_cut_with_it_and_named_by_check_without_it(
         facts, findings = check_source(settings, tmp_path, progress=print)
         return facts.chunks, [one.details for one in findings if (one.severity, one.subject) == ("warning", "ffmpeg")]
 
-    assert look() == (1, [(f"{tmp_path}/a.m4a",)])
+    assert look() == (1, [[f"{tmp_path}/a.m4a"]])
     (tmp_path / "bin" / "ffprobe").write_text("#!/bin/sh\necho 150.0\n")
     (tmp_path / "bin" / "ffprobe").chmod(0o755)
     assert look() == (3, [])
