@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from badcjobs.report.document import finite
 from badcjobs.report.job_tables import flat_settings, setting_words
+from badcjobs.report.rules import busy_share
 from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, Summary, ratio
 from badcjobs.report.tables import Table
 from badcjobs.report.verdict import news_words
@@ -35,19 +36,9 @@ class Kind(NamedTuple):
     of_energy: bool = False  # it is compared only if nearly all energy of both jobs was measured
 
 
-def _busy(summary: Summary) -> float | None:
-    """Return the mean over all devices, each with the weight of its samples."""
-    devices = [device for device in summary.devices if device.busy_mean_percent is not None]
-    total = sum((device.busy_mean_percent or 0.0) * device.samples for device in devices)
-    return ratio(total, sum(device.samples for device in devices))
-
-
-def _detection_rate(summary: Summary) -> float | None:
-    return ratio(summary.detections, summary.audio_hours)
-
-
-def _audio_per_chunk(summary: Summary) -> float | None:
-    return ratio(summary.audio_hours * 3600, summary.done - summary.facts.done_of_unknown_length)
+def _busy_percent(summary: Summary) -> float | None:
+    busy = busy_share(summary.devices)
+    return busy and 100 * busy
 
 
 _WHOLE = partial(number, digits=0)
@@ -63,8 +54,13 @@ FIGURES = (
     Kind("audio_hours", "audio-hours", _TWO),
     Kind("wall_s", "running time", duration),
     Kind("gpu_hours", "GPU-hours", _TWO),
-    Kind("busy_mean_percent", "busy, mean of all devices", share_words, _busy),
-    Kind("audio_s_per_chunk", "seconds of audio per chunk", number, _audio_per_chunk),
+    Kind("busy_mean_percent", "busy, mean of all devices", share_words, _busy_percent),
+    Kind(
+        "audio_s_per_chunk",
+        "seconds of audio per chunk",
+        number,
+        lambda s: ratio(s.audio_hours * 3600, s.done - s.facts.done_of_unknown_length),
+    ),
     Kind("chunk_p50_s", "seconds per chunk, p50", _TWO, lambda s: s.chunk_s and s.chunk_s.p50),
     Kind("chunk_p95_s", "seconds per chunk, p95", _TWO, lambda s: s.chunk_s and s.chunk_s.p95),
     Kind("gpu_s_per_chunk", "GPU-seconds per chunk", _TWO, attrgetter("facts.cost.gpu_s_mean")),
@@ -72,7 +68,9 @@ FIGURES = (
     Kind("energy_wh", "energy", energy, of_energy=True),
     Kind("energy_measured_percent", "GPU time with known energy", share_words),
     Kind("kwh_per_1000_audio_hours", "kWh per 1,000 audio-hours", _TWO, of_energy=True),
-    Kind("detections_per_audio_hour", "detections per audio-hour", number, _detection_rate),
+    Kind(
+        "detections_per_audio_hour", "detections per audio-hour", number, lambda s: ratio(s.detections, s.audio_hours)
+    ),
 )
 
 

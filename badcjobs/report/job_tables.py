@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from badcjobs.model import AUDIO_FAULTS, CHARTED, load_word
 from badcjobs.report.progress import KILLED, OUTDATED, RUNNING, SILENT, state_words
-from badcjobs.report.summary import STATE_WORDS, StateSummary, Summary, chunk_name
+from badcjobs.report.summary import STATE_WORDS, StateSummary, Summary, chunk_name, ratio
 from badcjobs.report.tables import Cell, Row, Table, columns, ending
 from badcjobs.report.verdict import alert_lines
 from badcjobs.store.read_model import Completeness, DeviceFacts, GapFacts, TaskFacts
@@ -43,8 +43,12 @@ def detail_lists(summary: Summary, most: int) -> Iterator[list[str]]:
     yield _first(tasks, len(tasks), most, "more tasks (--json lists all)")
     yield _gap_lines(facts.gaps)
     yield _failed_lines(summary, most)
-    files = [f"file {path}: {remark}" for path, remark in facts.file_remarks]
-    yield _first(files, len(files), most, "more files (in job.sqlite, table source_file)")
+
+
+def file_lines(summary: Summary, most: int) -> list[str]:
+    """Return the first files with a remark."""
+    files = [f"file {path}: {remark}" for path, remark in summary.facts.file_remarks]
+    return _first(files, len(files), most, "more files (in job.sqlite, table source_file)")
 
 
 def _strays(proof: Completeness) -> Iterator[tuple[str, tuple[str, ...], int]]:
@@ -167,9 +171,7 @@ def device_table(summary: Summary) -> Table:
 
 def _device_row(device: DeviceFacts) -> Row:
     total_s = device.total_s
-    shares: list[float | None] = [None, None, None]
-    if total_s > 0:
-        shares = [100 * device.state_s.get(state, 0.0) / total_s for state in ("working", "start_up", "waiting")]
+    shares = [ratio(100 * device.state_s.get(state, 0.0), total_s) for state in ("working", "start_up", "waiting")]
     ranks = Cell(UNKNOWN, None)
     utilization = device.metrics.get("utilization_percent")
     if utilization is not None:
@@ -197,8 +199,6 @@ def trouble_rank(device: DeviceFacts) -> tuple[bool, float]:
     """Return the sort key of a device: failed or lost work first, then the least busy."""
     trouble = device.work.gave_up or device.work.failed or device.work.lost
     busy = device.busy_mean_percent
-    if busy is None:
-        busy = device.utilization_mean_percent
     return not trouble, 101.0 if busy is None else busy
 
 

@@ -227,10 +227,8 @@ def labels(devices: Iterable[DeviceFacts]) -> list[str]:
 
 
 def node_figures(nodes: Iterable[str], facts: JobFacts) -> Figures:
-    """Return the nodes, and those to exclude; if there are too many, a remark instead."""
+    """Return how many nodes these are, and those to exclude; if there are many, none: they have a common cause."""
     at = frozenset(nodes)
     everywhere = len({task.node for task in facts.tasks} | {device.node for device in facts.devices})
-    if len(at) <= max(1, min(_MOST_NODES, _MOST_NODES_SHARE * everywhere)):
-        return {"nodes": len(at), "spread": None, "exclude": at}
-    spread = f"{len(at):,} of {everywhere:,} nodes are affected: this points to a common cause, not to single nodes"
-    return {"nodes": len(at), "spread": spread}
+    are_few = len(at) <= max(1, min(_MOST_NODES, _MOST_NODES_SHARE * everywhere))
+    return {"nodes": len(at), "exclude": at if are_few else frozenset()}

@@ -19,7 +19,7 @@ _LOST = Rule(
     PROBLEM,
     when="lost",
     says="{alert.devices:count GPU} stopped answering.",
-    evidence=("{alert.alerts:count alert} on {nodes:count node}", "{alert.example}", "{spread}"),
+    evidence=("{alert.alerts:count alert} on {nodes:count node}", "{alert.example}"),
     fix="Report {nodes:this node|these nodes} to the site, and exclude {nodes:it|them} until the site has fixed this.",
 )
 
@@ -42,7 +42,7 @@ _LOST = Rule(
     _LOST._replace(
         when="cuda",
         says="CUDA lost {devices:count GPU}; the workers on {devices:it|them} were stopped.",
-        evidence=("{tries:count try tries} lost", "{spread}"),
+        evidence=("{tries:count try tries} lost on {nodes:count node}",),
     ),
 )
 def _broken(facts: JobFacts, summary: Summary) -> Cases:
@@ -86,7 +86,6 @@ _THROTTLED = Rule(
         "{of_time} of {seen_s:gpu_time} with a reduced clock",
         "highest temperature: {hottest} °C",
         "power limit: {limit} W",
-        "{spread}",
     ),
     fix="Ask the site to check the cooling of {nodes:this node|these nodes}.",
 )
@@ -239,7 +238,6 @@ def _peer(rows: list[DeviceFacts]) -> _Peer | None:
         evidence=(
             "slowest: {worst.label}, {worst.rate:one} × real time",
             "median of {peers:count device} of the same model: {median:one} × real time",
-            "{spread}",
         ),
         fix="If this happens again, exclude the node and report it to the site. Look for heat, a busy disk, or other"
         " jobs.",

@@ -12,7 +12,7 @@ from typing import Any
 
 from badcjobs.paths import shell_line
 from badcjobs.report.compare import Comparison, comparison_tables, news_of
-from badcjobs.report.job_tables import detail_lists, failure, page_tables, state_table, stray_table
+from badcjobs.report.job_tables import detail_lists, failure, file_lines, page_tables, state_table, stray_table
 from badcjobs.report.summary import Finding, Summary, ratio
 from badcjobs.report.tables import WIDTH, Table, beginning, columns, escaped, table_markdown, table_text
 from badcjobs.report.verdict import BAR, MOST_FINDINGS, Verdict, bar, headlines, no_findings_words, verdict_of
@@ -71,6 +71,7 @@ def summary_text(
         *findings[MOST_FINDINGS:],
         evidence,
         *(_list_lines(texts, width) for texts in detail_lists(summary, _MOST)),
+        _list_lines(file_lines(summary, _MOST), width, whole_words=True),
         more,
         next_lines(verdict, width),
     )
@@ -101,11 +102,11 @@ def _labelled_lines(rows: Iterable[tuple[str, str]], width: int) -> list[str]:
     return lines
 
 
-def _list_lines(texts: Sequence[str], width: int) -> list[str]:
-    """Wrap lines, because the reason is at the end; a path is not split, so that it can be copied."""
+def _list_lines(texts: Sequence[str], width: int, *, whole_words: bool = False) -> list[str]:
+    """Wrap lines, because the reason is at the end; a path is a whole word, so that it can be copied."""
     lines = []
     for text in texts:
-        lines += wrap(f"  {text}", indent=4, width=width, whole_words=text.startswith("file "))
+        lines += wrap(f"  {text}", indent=4, width=width, whole_words=whole_words)
     return lines
 
 
