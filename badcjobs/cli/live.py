@@ -104,15 +104,15 @@ def monitor(
     if view is None:
         clock = SystemClock()
         view = open_run_view(target or Path(), clock, ask_queue=QueueReader(clock))
-    ui = UiState.at_start(of_run=target is not None)
     ascii_only = shows_only_ascii()
     can_interact = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
     with closing(view):
         if json_wanted:
             print_json(view.look().to_dict())
         elif once or not can_interact or Console().is_dumb_terminal:
-            print_snapshot(view.look(), ui, ascii_only=ascii_only)
+            print_snapshot(view.look(), ascii_only=ascii_only)
         else:
+            ui = UiState.at_start(of_run=target is not None)
             return show(
                 view,
                 ui,
@@ -201,15 +201,15 @@ def _announce(place: ServerAddress, target: Path | None, token: str | None, *, j
 # --- a live view in this terminal -------------------------------------------------------------------------------------
 
 
-def print_snapshot(snapshot: Snapshot, ui: UiState, *, ascii_only: bool) -> None:
+def print_snapshot(snapshot: Snapshot, *, ascii_only: bool) -> None:
     """Print one snapshot: in colour and as wide as the terminal, or as plain text without a terminal."""
     console = Console(highlight=False)
     if not console.is_terminal:
-        say(as_plain_text(snapshot, ui, ascii_only=ascii_only))
+        say(as_plain_text(snapshot, ascii_only=ascii_only))
         return
     page = draw(
         snapshot,
-        ui,
+        UiState.at_start(of_run=snapshot.of_run),
         width=console.width,
         ascii_only=ascii_only,
     )

@@ -47,13 +47,13 @@ def open_run_view(path: Path, clock: Clock, *, confined: bool = False, ask_queue
         raise DatabaseProblem(f"{path} does not exist", why=why, fix=_TRY)
     if path.is_dir():
         files = RunFiles(_find_run_folder(path), None, clock, confined)
-        return RunView(files, clock, str(path), ask_queue)
+        return RunView(files, str(path), ask_queue)
     try:
         read_tasks(path)
     except DatabaseProblem as error:
         raise DatabaseProblem(error.what, why="it is not a task database or a job database", fix=_TRY) from error
     files = RunFiles(RunFolder(path.absolute().parent), path, clock, confined)
-    return RunView(files, clock, str(path))
+    return RunView(files, str(path))
 
 
 def _find_run_folder(path: Path) -> RunFolder:
@@ -76,15 +76,14 @@ class RunView:
     """A run folder, or one database of it."""
 
     files: RunFiles
-    clock: Clock
     title: str
     ask_queue: AskQueue = not_asked
 
     def look(self, patience_s: float = math.inf) -> Snapshot:
         """Read what has changed, as far as time allows; raise DatabaseProblem if the run folder is gone."""
         files = self.files
-        now_ms = self.clock.now_ms()
-        unread = files.read_changes(now_ms, self.clock.monotonic_s() + patience_s)
+        now_ms = files.clock.now_ms()
+        unread = files.read_changes(now_ms, files.clock.monotonic_s() + patience_s)
         array = ArrayOfRun()
         if files.only is None:
             array = read_array(files)
