@@ -106,8 +106,6 @@ def _numbers_of_workers(
     full = site.cores_per_gpu or speed.most_workers or _MANY_WORKERS
     if wish.cpus:
         full = max(1, wish.cpus // gpus)
-    if site.node_cpus:
-        full = min(full, max(1, site.node_cpus // gpus))
     room = max(speed.device_room(cut.held_s(gpus * full) or cut.chunk_s) for cut in cuts)
     full = int(min(full, room))
     if speed.points:
