@@ -18,7 +18,6 @@ class Code(str, Enum):
     # How many workers each device has
     START_WORKERS = "workers.start"
     START_ONE_PER_CORE = "workers.start_one_per_core"
-    START_AS_DEVICES_HOLD = "workers.start_as_devices_hold"
     START_AS_MEMORY_HOLDS = "workers.start_as_memory_holds"
     TRY_MORE_WORKERS = "workers.try_more"
     TRY_FEWER_WORKERS = "workers.try_fewer"
@@ -90,7 +89,6 @@ _LIMITS = (
 SENTENCES: Mapping[Code, str] = {
     Code.START_WORKERS: f"start: {_START}",
     Code.START_ONE_PER_CORE: f"start: one per core, {_START}",
-    Code.START_AS_DEVICES_HOLD: f"start: {_START}",
     Code.START_AS_MEMORY_HOLDS: f"start: {_START}",
     Code.TRY_MORE_WORKERS: f"[{_CHANGE}; ]trying {{more}} more",
     Code.TRY_FEWER_WORKERS: f"[{_CHANGE}; ]trying {{workers}}",

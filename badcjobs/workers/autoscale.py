@@ -123,7 +123,6 @@ def choose_start(limits: Limits, lesson: Lesson, memory: WorkerMemory, chunk_s: 
     device_worker_bytes = lesson.device_bytes or memory.device_bytes
     room = _room(limits.device_bytes, device_worker_bytes)
     if room < workers:
-        code = Code.START_AS_DEVICES_HOLD
         figures |= {"devices_hold": room, "before_devices": workers, "device_worker_bytes": device_worker_bytes}
         workers = room
 

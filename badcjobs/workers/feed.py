@@ -26,7 +26,7 @@ from badcjobs.workers.chunk_audio import PieceRun, available_s, describe_audio, 
 from badcjobs.workers.error_patterns import fault_of_node
 from badcjobs.workers.learned import Learned
 from badcjobs.workers.memory_limits import LEAN, MemoryLimit, MemoryLimits, Way, model_of
-from badcjobs.workers.staging import Stager, Upcoming, choose_staging
+from badcjobs.workers.staging import Stager, Upcoming, choose_staging, find_most_bytes
 
 log = logging.getLogger(__name__)
 
@@ -66,12 +66,13 @@ class AudioSteps:
 
     def start_staging(self, upcoming: Upcoming) -> None:
         """Decide about staging once the queue has chunks, log the decision, and start staging."""
-        choice = choose_staging(self.stage, upcoming(_EXAMINED), self.local)
-        staged = _STAGED.get(choice.decision.code)
-        log.info("audio %s: %s", staged or "is read in place", choice.decision.reason)
+        decision = choose_staging(self.stage, upcoming(_EXAMINED), self.local)
+        staged = _STAGED.get(decision.code)
+        log.info("audio %s: %s", staged or "is read in place", decision.reason)
         if staged is not None:
-            self.stager.start(upcoming, choice)
-        self.decisions.put(choice.decision)
+            only_cuts = decision.code is Code.STAGE_CUTS
+            self.stager.start(upcoming, only_cuts=only_cuts, most_bytes=find_most_bytes(self.local))
+        self.decisions.put(decision)
 
     def stop_staging(self) -> None:
         """Remove all copies and log how many were used; call it after the workers have ended."""

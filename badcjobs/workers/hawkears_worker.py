@@ -33,6 +33,7 @@ import time
 import wave
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from types import ModuleType
 from typing import Any
 
@@ -531,12 +532,10 @@ def work(pipe: OrderPipe, out: str, options: Sequence[str]) -> None:
     analyze, call = read_call(options)
     from hawkears.core import analyzer as module  # type: ignore[import-not-found]
 
-    analyzer = getattr(module, "Analyzer", None)
-    inner = getattr(analyzer, "_process_recordings", None)
-    parameters = [] if inner is None else list(inspect.signature(inner).parameters)
-    is_alike = parameters[:2] == ["self", "recording_paths"]
-    if not (is_alike and hasattr(analyzer, "_load_heuristics_manager") and hasattr(module, "Predictor")):
-        raise other_api("its class Analyzer is different")
+    try:
+        attrgetter("Predictor", "Analyzer._process_recordings", "Analyzer._load_heuristics_manager")(module)
+    except AttributeError as error:
+        raise other_api("its class Analyzer is different") from error
     feed = Feed(pipe)
     reuse_predictors(module, feed.here)
     read_wav_at_once()

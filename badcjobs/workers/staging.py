@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
 
 from badcjobs.model import Chunk, ChunkKey
 from badcjobs.model.decisions import Code, Decision
@@ -40,43 +39,30 @@ _IN_MEMORY = ("tmpfs", "ramfs")
 # --- the decision -----------------------------------------------------------------------------------------------------
 
 
-class StagingChoice(NamedTuple):
-    """Whether audio is staged, and how many bytes at the same time."""
-
-    decision: Decision
-    most_bytes: int = 0
-
-    @property
-    def only_cuts(self) -> bool:
-        """Whether to copy only chunks that must be cut out of longer files."""
-        return self.decision.code == Code.STAGE_CUTS
-
-
-def choose_staging(setting: str, chunks: Sequence[Chunk], local: Path) -> StagingChoice:
+def choose_staging(setting: str, chunks: Sequence[Chunk], local: Path) -> Decision:
     """Decide by the filesystems of some chunks and of the node-local folder; ``setting`` is auto, always or never."""
-    here = read_filesystem(local)
-    most_bytes = _MOST_BYTES_IN_MEMORY if here.kind in _IN_MEMORY else MOST_STAGED_BYTES
     if setting != "auto":
-        code = Code.STAGE_ALL if setting == "always" else Code.STAGE_NOTHING
-        return StagingChoice(Decision.of(code, setting=setting), most_bytes)
+        return Decision.of(Code.STAGE_ALL if setting == "always" else Code.STAGE_NOTHING, setting=setting)
     if not chunks:
-        return StagingChoice(Decision.of(Code.STAGE_NOTHING_WAITS))
+        return Decision.of(Code.STAGE_NOTHING_WAITS)
 
+    here = read_filesystem(local)
     # Resolve links: a git-annex link may lead to another filesystem.
-    folders = list(dict.fromkeys(Path(os.path.realpath(chunk.audio_path)).parent for chunk in chunks))
+    folders = dict.fromkeys(Path(os.path.realpath(chunk.audio_path)).parent for chunk in chunks)
     disks = {str(folder): read_filesystem(folder) for folder in folders}
     far = next((folder for folder, disk in disks.items() if disk.shared), None)
     if far is None:
         is_cut = any(chunk.is_cut for chunk in chunks) and not here.shared
-        code = Code.STAGE_CUTS if is_cut else Code.STAGE_NOTHING
-        return StagingChoice(Decision.of(code, source=str(folders[0])), most_bytes)
+        return Decision.of(Code.STAGE_CUTS if is_cut else Code.STAGE_NOTHING, source=next(iter(disks)))
     figures = {"local": str(local), "local_disk": here.description}
     if here.shared:
-        return StagingChoice(Decision.of(Code.STAGE_NOTHING, **figures))
-    return StagingChoice(
-        Decision.of(Code.STAGE_ALL, source=far, source_disk=disks[far].description, **figures),
-        most_bytes,
-    )
+        return Decision.of(Code.STAGE_NOTHING, **figures)
+    return Decision.of(Code.STAGE_ALL, source=far, source_disk=disks[far].description, **figures)
+
+
+def find_most_bytes(local: Path) -> int:
+    """Return how many bytes of audio may be staged in a folder at the same time."""
+    return _MOST_BYTES_IN_MEMORY if read_filesystem(local).kind in _IN_MEMORY else MOST_STAGED_BYTES
 
 
 # --- one copy ---------------------------------------------------------------------------------------------------------
@@ -164,10 +150,20 @@ class Stager:
 
     # --- for the task ---------------------------------------------------------------------------------------------
 
-    def start(self, upcoming: Upcoming, choice: StagingChoice) -> None:
-        """Start to copy the next chunks; all copies use at most ``most_bytes`` and a quarter of the free space."""
+    def start(
+        self,
+        upcoming: Upcoming,
+        *,
+        only_cuts: bool,
+        most_bytes: int,
+    ) -> None:
+        """Start to copy the next chunks, or only those that must be cut out of longer files.
+
+        All copies use at most ``most_bytes`` and a quarter of the free space.
+        """
         self._upcoming = upcoming
-        self._choice = choice
+        self._only_cuts = only_cuts
+        self._most_bytes = most_bytes
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -293,7 +289,7 @@ class Stager:
         with self._changed:
             while self._is_wanted(copy):
                 held = sum(held_copy.size_bytes for held_copy in self._copies.values())
-                limit = min(self._choice.most_bytes, int(_SHARE * (shutil.disk_usage(self.folder).free + held)))
+                limit = min(self._most_bytes, int(_SHARE * (shutil.disk_usage(self.folder).free + held)))
                 if size_bytes > limit:
                     return False
                 if held + size_bytes <= limit:
@@ -336,7 +332,7 @@ class Stager:
     def _is_worth_a_copy(self, chunk: Chunk) -> bool:
         if chunk.key in self._copies or chunk.key in self._not_copied:
             return False
-        return chunk.is_cut or not self._choice.only_cuts
+        return chunk.is_cut or not self._only_cuts
 
     def _new_copy(self, chunk: Chunk) -> Copy:
         self._number += 1

@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rooms.model import Chunk, ChunkResult, ChunkStarted, Code, Decision, Fingerprint, WorkerPlan
+from rooms.model import Chunk, ChunkResult, ChunkStarted, Code, Fingerprint, WorkerPlan
 from rooms.root import SessionBroken
 from rooms.sources import AudioCutter, CannotCut, NoDecoder
-from rooms.workers import Stager, StagingChoice, State, choose_staging
+from rooms.workers import Stager, State, choose_staging, find_most_bytes
 from support.audio import make_wav
 from support.filesystems import small_disk
 from support.supervised import ScriptedEngine, audio_steps, done, failed, open_feed
@@ -65,8 +65,7 @@ class Bench:
 
     def start(self, coming, *, most_bytes=PLENTY, ready=None, only_cuts=False):
         self.coming[:] = coming
-        code = Code.STAGE_CUTS if only_cuts else Code.STAGE_ALL
-        self.stager.start(lambda count: self.coming[:count], StagingChoice(Decision.of(code), most_bytes))
+        self.stager.start(lambda count: self.coming[:count], only_cuts=only_cuts, most_bytes=most_bytes)
         self.wait(len(coming) if ready is None else ready)
 
     def wait(self, ready):
@@ -134,11 +133,10 @@ def test_audio_is_copied_from_a_shared_filesystem_to_a_disk_of_the_node(short_pa
         (audio / "loop").symlink_to("loop")
         for case in (Path(__file__).parents[2] / "data" / "staging_choices.txt").read_text().splitlines()[1:]:
             wanted, names, local = case.split(" | ")
-            choice = choose_staging(wanted, [chunks[name] for name in names.split()], places[local])
-            what = "only cuts" if choice.only_cuts else "all" if choice.decision.code == Code.STAGE_ALL else "nothing"
-            lines.append(
-                f"{wanted}: {names} to {local}: {what}, at most {choice.most_bytes} bytes: {choice.decision.reason}"
-            )
+            decision = choose_staging(wanted, [chunks[name] for name in names.split()], places[local])
+            what = {Code.STAGE_CUTS: "only cuts", Code.STAGE_ALL: "all"}.get(decision.code, "nothing")
+            most_bytes = find_most_bytes(places[local])
+            lines.append(f"{wanted}: {names} to {local}: {what}, at most {most_bytes} bytes: {decision.reason}")
     said = "\n".join(lines).replace(str(short_path), "/…").replace(str(os.getpid()), "self")
     pages({"choices.txt": said})
 
