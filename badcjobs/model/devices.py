@@ -168,7 +168,12 @@ _SLOW_METRICS = (
     "decoder_percent",
 )
 _LOAD_WORDS = ((0, "idle"), (25, "light"), (75, "moderate"))  # up to this utilization
-_NO_METRICS = ("missing", "sources", "processes", "faults")
+_NO_METRICS = (
+    "missing",
+    "sources",
+    "processes",
+    "faults",
+)
 # The metrics of a sample; the table `sample` has a column for each.
 METRICS = tuple(part.name for part in fields(Reading) if part.name not in _NO_METRICS)
 
@@ -202,7 +207,12 @@ class MemoryHeld(NamedTuple):
 
 # --- charts -----------------------------------------------------------------------------------------------------------
 
-CHARTED = ("utilization_percent", "memory_used_bytes", "temperature_c", "power_w")
+CHARTED = (
+    "utilization_percent",
+    "memory_used_bytes",
+    "temperature_c",
+    "power_w",
+)
 
 
 class Envelope(NamedTuple):

@@ -47,7 +47,12 @@ EMPTY_FILE = "empty_file"
 NOT_AUDIO = "not_audio"
 BROKEN_AUDIO = "broken_audio"  # its header, or less audio than the header states
 UNREADABLE_FILE = "unreadable_file"  # no permission, or a disk that fails
-AUDIO_FAULTS = (EMPTY_FILE, NOT_AUDIO, BROKEN_AUDIO, UNREADABLE_FILE)
+AUDIO_FAULTS = (
+    EMPTY_FILE,
+    NOT_AUDIO,
+    BROKEN_AUDIO,
+    UNREADABLE_FILE,
+)
 
 
 @dataclass(frozen=True, slots=True)

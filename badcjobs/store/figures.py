@@ -23,7 +23,12 @@ UNDER_WAY = "(a.outcome IS NULL AND t.verdict IS NULL AND t.ended_at_ms IS NULL 
 
 GAUGES = tuple(metric for metric in METRICS if metric not in COUNTERS)
 _COLUMNS = ("energy_j", *GAUGES)
-_OVER_TIME = ("energy_j", "power_w", "busy_percent", "utilization_percent")
+_OVER_TIME = (
+    "energy_j",
+    "power_w",
+    "busy_percent",
+    "utilization_percent",
+)
 _BLOCK_ROWS = 20_000
 _SAMPLES = f"""
     SELECT at_ms, {", ".join(_COLUMNS)} FROM sample
