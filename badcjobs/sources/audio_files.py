@@ -164,9 +164,7 @@ def look_at(path: str, folders: Sequence[str], read: ReadHeader | None) -> Found
             return _not_fetched(path, Path(place), target)
         return NoAudio(f"a link to a file that does not exist: {shown(path)}", missing_at=place)
     if ESCAPED.search(path):
-        folder = posixpath.dirname(ESCAPED.split(places[0])[0])
-        fix = f"{shell_line('ls', '-b', folder)}   (rename it, or convert the list that has it)"
-        return NoAudio(f"a name that is not UTF-8: {shown(path)}", fix, missing_at=places[0])
+        return NoAudio(f"a name that is not UTF-8: {shown(path)}", _rename(places[0]), missing_at=places[0])
     return NoAudio(f"no such file: {shown(path)}", not_found=True, missing_at=places[0])
 
 
@@ -192,6 +190,15 @@ def end_ms_of(header: AudioHeader) -> int | None:
 # --- names that are not UTF-8 -----------------------------------------------------------------------------------------
 
 ESCAPED = re.compile(r"\\x([89a-f][0-9a-f])")  # a byte, see ``escape_bytes``
+
+
+def _rename(place: str) -> str:
+    """Return the line that renames a file or its folder, or repairs the list that has the name."""
+    part = re.sub(r"(\\x[89a-f][^/]*)/.*", r"\1", place)
+    real = ESCAPED.sub(lambda byte: os.fsdecode(bytes.fromhex(byte[1])), part)
+    if os.path.lexists(real):
+        return shell_line("mv", "-n", real, ESCAPED.sub("_", part))
+    return "iconv -f latin1 -t utf-8 LIST   (the list or manifest that has it)"
 
 
 # --- git-annex --------------------------------------------------------------------------------------------------------

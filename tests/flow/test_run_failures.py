@@ -230,4 +230,4 @@ def test_a_name_that_is_not_utf8_is_one_recording_that_failed_in_every_kind_of_s
         assert [row[:2] for row in found] == [(r"bad\xff", "failed"), ("good", "done")]
         assert rf"mv -n $'{site.folder}/birds/bad\xff.wav' {site.folder}/birds/bad_.wav" in found[0][2]
         checked = site.badcjobs("check", site.folder / source, "--json", "--", *ON_CPU).json
-        assert "1 row or source cannot be used" in str(checked["findings"])
+        assert "1 mistake in rows or sources" in str(checked["findings"])
