@@ -131,11 +131,11 @@ def write_new(path: Path, text: str, fix: str = "") -> None:
     """Write a file that does not exist yet; never replace one. ``fix``: what to try if it exists."""
     try:
         write_new_text(path, text)
-    except FileExistsError as error:
+    except OSError as error:
+        if not isinstance(error, FileExistsError) or path.is_dir():
+            raise cannot_write(path, error) from error
         fix = fix or f"--out {path.with_stem(f'{path.stem}-2')}"
         raise BadInput(f"{path} exists already", why="it may have been edited", fix=fix) from error
-    except OSError as error:
-        raise cannot_write(path, error) from error
 
 
 class Key(NamedTuple):
