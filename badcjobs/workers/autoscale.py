@@ -310,19 +310,19 @@ class Meter:
 
     def read(self, supervisor: Supervisor, trials: Trials, left: int) -> Reading:
         """Return what is known of the present workers; ``left``: chunks that are not done."""
-        at_work = supervisor.slots_at_work
+        memory_errors = len(supervisor.short_of_memory) - self._memory_errors
         held = self.memory_held()
-        reading = Reading(memory_errors=len(supervisor.short_of_memory) - self._memory_errors)
+        held_bytes = None
         if held is not None and held.at_s > self._restarted_s:
-            reading = reading._replace(held_bytes=held.memory_bytes)
-        if trials.settled:
-            return reading
+            held_bytes = held.memory_bytes
 
+        at_work = supervisor.slots_at_work
         on_device = Counter(at_work.values())  # a lost device has no workers and is not counted
         is_complete = min(on_device.values(), default=0) >= trials.workers
-        if is_complete and supervisor.productive.issuperset(at_work):
-            return reading._replace(performance=self._measure(supervisor, held, left))
-        return reading
+        performance = None
+        if is_complete and not trials.settled and supervisor.productive.issuperset(at_work):
+            performance = self._measure(supervisor, held, left)
+        return Reading(memory_errors, held_bytes, performance)
 
     def _measure(self, supervisor: Supervisor, held: MemoryHeld | None, left: int) -> Performance | None:
         """Return what the workers do, once there are enough chunks and a reading of the memory."""

@@ -35,7 +35,7 @@ WIDE_GRID_S = 36.0
 # Failures whose reason may be the file.
 _AUDIO_ERRORS = (policy.BAD_AUDIO, policy.MISSING_AUDIO)
 _MAY_BE_FILE = (*_AUDIO_ERRORS, policy.ENGINE_ERROR, policy.EXIT_CODE, policy.NO_OUTPUT, policy.NO_PROGRAM)
-_MOST_PIECES = 1 << 16  # enough for a week; a longer file is a mistake
+_COUNTS = [2**n for n in range(1, 17)]  # of pieces: enough for a week; a longer file is a mistake
 
 
 def cut_name(chunk: Chunk) -> str:
@@ -154,17 +154,8 @@ def longest_piece_s(audio_s: float, pieces: int) -> float:
 
 def pieces_shorter_than(audio_s: float, limit_s: float) -> int | None:
     """Return how many pieces (2, 4, 8, …) make each shorter than a limit; None: no number does."""
-    pieces = 2
-    shortest_s = audio_s
-    while pieces <= _MOST_PIECES:
-        longest_s = longest_piece_s(audio_s, pieces)
-        if longest_s >= shortest_s:
-            return None
-        if longest_s < limit_s:
-            return pieces
-        shortest_s = longest_s
-        pieces *= 2
-    return None
+    limit_s = min(limit_s, audio_s)
+    return next((pieces for pieces in _COUNTS if longest_piece_s(audio_s, pieces) < limit_s), None)
 
 
 def join_detections(pieces: Sequence[tuple[Stretch, Sequence[Detection]]]) -> tuple[Detection, ...]:

@@ -548,8 +548,10 @@ def work(pipe: OrderPipe, out: str, options: Sequence[str]) -> None:
         rtype=None,
         quiet=True,
         raise_errors=True,
+        recording_paths=_PLACEHOLDERS,
+        recording_callback=feed.done,
+        cancellation_callback=None,
     )
-    call.update(recording_paths=_PLACEHOLDERS, recording_callback=feed.done, cancellation_callback=None)
     analyze(**call)
     if not pipe.stopping.is_set():
         why = feed.last_error or "HawkEars ignored the recordings: a filelist in --cfg, or --threads 0?"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
@@ -66,17 +67,15 @@ class Learned:
 
     def about(self, model: str) -> Lesson:
         """Return the facts about a device model (and perhaps more), each from the first file that has it."""
-        facts: dict[str, Any] = {}
-        for file in reversed(self.files):
-            facts |= _read_lessons(file).get(self.subject, {}).get(model, {})
-        return _lesson_of(facts)
+        return self.every().get(model, Lesson())
 
     def every(self) -> dict[str, Lesson]:
         """Return all that is known about the engine, by what it is about: a device model, and perhaps more."""
-        models = set[str]()
-        for file in self.files:
-            models.update(_read_lessons(file).get(self.subject, ()))
-        return {model: self.about(model) for model in sorted(models)}
+        facts = defaultdict[str, dict[str, Any]](dict)
+        for file in reversed(self.files):
+            for model, facts_of_model in _read_lessons(file).get(self.subject, {}).items():
+                facts[model] |= facts_of_model
+        return {model: _lesson_of(facts[model]) for model in sorted(facts)}
 
     def note(self, model: str, **facts: Any) -> None:
         """Add facts to every file that can be written; a simultaneous write by another task may be lost."""
@@ -206,14 +205,9 @@ def describe_readers(store: Path, environ: Mapping[str, str]) -> str:
 def read_probes(file: Path) -> list[Probed]:
     """Return all entries of a file, empty without a file; raise ValueError if it is damaged, OSError if unreadable."""
     try:
-        return parse_probes(read_small(file).decode())
+        document = parse_json(read_small(file).decode())
     except FileNotFoundError:
         return []
-
-
-def parse_probes(text: str) -> list[Probed]:
-    """Parse the text of a file; raise ValueError if it is not as a probe writes it."""
-    document = parse_json(text)
     try:
         if document["version"] != _VERSION:
             raise ValueError(f"version is {document['version']!r}, expected {_VERSION}")
