@@ -190,10 +190,10 @@ def undo_fewer(now: Performance, trials: Trials, limit: Limit) -> Step | None:
     """Return to the number before if fewer workers are slower."""
     if not trials.is_fewer or now.rate >= trials.rates[trials.before]:
         return None
-    figures = _trial(now, trials)
-    if trials.before < limit.workers:
-        return Step(Code.FEWER_WORKERS_SLOWER, trials.before, figures, is_best=limit.is_cores)
-    return Step(limit.code, trials.before, {**figures, **limit.figures}, is_best=limit.is_cores)
+    code = limit.code
+    if trials.before < limit.workers:  # there would be room for more
+        code = Code.FEWER_WORKERS_SLOWER
+    return Step(code, trials.before, {**_trial(now, trials), **limit.figures}, is_best=limit.is_cores)
 
 
 def try_more(now: Performance, trials: Trials, limit: Limit, limits: Limits) -> Step | None:

@@ -92,10 +92,7 @@ class _Table:
 
     def _first_of(self, names: Sequence[str]) -> str:
         """Return the first of these columns that the table has, or ""."""
-        for name in names:
-            if name in self._header:
-                return name
-        return ""
+        return next((name for name in names if name in self._header), "")
 
     def _cells(self, cells: list[str]) -> list[str]:
         """Return the cells of a row, without the rest of a path with commas, which BirdNET does not quote."""

@@ -201,7 +201,7 @@ class Feed:
         self.here = threading.local()  # per thread: its order, its place, its rarities, its models, its measurements
         self.places: Any = None  # with --places: HawkEars' OccurrenceManager
         self.names: dict[str, str] = {}  # label → the common name of the species
-        self._config_errors: list[str] = []  # logged errors after which all results of HawkEars would be wrong
+        self._config_error = ""  # a logged error after which all results of HawkEars would be wrong
         self.last_error = ""  # of all logged errors
         make = logging.getLogRecordFactory()
 
@@ -210,7 +210,7 @@ class Feed:
             if record.levelno >= logging.ERROR:
                 self.last_error = record.getMessage()
                 if _MISCONFIGURED.search(self.last_error):
-                    self._config_errors.append(self.last_error)
+                    self._config_error = self.last_error
             return record
 
         logging.setLogRecordFactory(make_record)
@@ -230,8 +230,8 @@ class Feed:
 
     def done(self, result: Any) -> None:
         """Report the detections of a recording (HawkEars' recording_callback)."""
-        if self._config_errors:
-            self.give_up(self._config_errors[0])
+        if self._config_error:
+            self.give_up(self._config_error)
             return
         took_s = round(time.monotonic() - self.here.began_s, 4)
         facts = {"took_s": took_s, **self.here.measured, "detections": rows(result.detections, self.names)}

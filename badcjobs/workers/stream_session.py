@@ -229,7 +229,12 @@ class StreamSession:
         now_ms = self._clock.now_ms()
         started_at_ms = held.started_at_ms or now_ms
         chunk = held.chunk
-        error_class, error = self._failure_in(event, chunk)
+        error_class = error = None
+        if event["event"] == "failed":
+            error_class, error = self._failure(event)
+        elif event.get("analysed") is False and (chunk.audio_s or 0.0) > _SHORTEST_ANALYSED_S:
+            error_class = policy.BAD_AUDIO
+            error = f"{chunk.audio_path} has {event['audio_s']:.2f} s of audio instead of {chunk.audio_s:.2f} s"
         if error_class is not None:
             return ChunkResult(
                 chunk,
@@ -248,19 +253,14 @@ class StreamSession:
         rarities = tuple(Detection(*row) for row in event.get("rarities", ()))
         return ChunkResult(chunk, started_at_ms, now_ms, detections, audio_s, rarities=rarities)
 
-    def _failure_in(self, event: Mapping[str, Any], chunk: Chunk) -> tuple[str | None, str]:
-        """Return the class and the reason of a failure; the class is None if the chunk is done."""
-        if event["event"] == "failed":
-            error = mask(event["error"], self._secrets)
-            error_class = event.get("error_class") or classify(error, patterns=self.error_patterns)
-            if policy.ends_process(error_class):
-                self.kill()
-                raise SessionBroken(error_class, error)
-            return error_class, error
-        if event.get("analysed") is False and (chunk.audio_s or 0.0) > _SHORTEST_ANALYSED_S:
-            why = f"{chunk.audio_path} has {event['audio_s']:.2f} s of audio instead of {chunk.audio_s:.2f} s"
-            return policy.BAD_AUDIO, why
-        return None, ""
+    def _failure(self, event: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the class and the reason of a failure; raise SessionBroken if it ends the process."""
+        error = mask(event["error"], self._secrets)
+        error_class = event.get("error_class") or classify(error, patterns=self.error_patterns)
+        if policy.ends_process(error_class):
+            self.kill()
+            raise SessionBroken(error_class, error)
+        return error_class, error
 
     def _explain_end(self) -> SessionBroken:
         """Return the error for a process that ended before its work was done."""
