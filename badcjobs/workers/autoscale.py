@@ -214,7 +214,8 @@ def try_fewer(now: Performance, trials: Trials, limits: Limits) -> Step | None:
     fewer = _fewer(trials, limits)
     if fewer is None or now.left_s < _WORTH_FEWER_S:
         return None
-    return Step(Code.TRY_FEWER_WORKERS, fewer, _trial(now, trials), is_trial=True)
+    code = Code.FEWER_WORKERS_AS_FAST if trials.is_fewer else Code.TRY_FEWER_WORKERS
+    return Step(code, fewer, _trial(now, trials) | {"trying": fewer}, is_trial=True)
 
 
 def stay(
