@@ -6,7 +6,6 @@ Imported only if Bokeh, and with it NumPy, is installed.
 from __future__ import annotations
 
 import base64
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
@@ -32,6 +31,7 @@ MOST_DEVICES = 300  # in the timeline, and one by one
 _COLUMNS = 400  # at most
 _FEWEST_BARS = 8
 _MOST_BARS = 60
+_WIDTHS_MS = [step * 10**power for power in range(9) for step in (1, 2, 5)]  # of a bar
 _FEWEST_TRIES = 5  # fewer need no histogram
 _GIB = 2**30
 _STEPS = 60_000  # a figure takes two bytes: finer than a pixel on any screen
@@ -138,15 +138,11 @@ def _forms(devices: Sequence[DeviceFacts], series: Stretches) -> list[MetricForm
         ("temperature_c", "°C", "0", 1, None, 0),
         ("power_w", "W", "0", 1, power_w, 0),
     ):
-        highs = _known(series.metrics[name].high)
-        if highs:
-            top = max(max(highs) / per_unit, limit or 0, least) or 1.0
+        highest = np.fmax.reduce(series.metrics[name].high)
+        if not np.isnan(highest):
+            top = max(highest / per_unit, limit or 0, least) or 1.0
             forms.append(MetricForm(name, unit, digits, 1.05 * top, limit, per_unit))
     return forms
-
-
-def _known(values: Iterable[float]) -> list[float]:
-    return [value for value in values if not math.isnan(value)]
 
 
 def _same(values: Iterable[float | None]) -> float | None:
@@ -161,11 +157,9 @@ def _packed(name: str, series: Stretches, forms: Sequence[MetricForm]) -> dict[s
     edges_ms = np.append(np.asarray(series.from_ms), series.to_ms[-1]) - begin_ms
     figures = {}
     for form in forms:
-        envelope = series.metrics[form.name]
-        values = np.concatenate([envelope.low, envelope.mean, envelope.high]) / form.per_unit
-        steps = np.rint(values / form.top * _STEPS)
-        steps = np.where(np.isnan(steps), _NOTHING, np.clip(steps, 0, _STEPS))
-        figures[form.name] = _text(steps.astype("<u2"))
+        shares = np.concatenate(series.metrics[form.name]) / form.per_unit / form.top  # lowest, mean, highest
+        steps = np.rint(np.clip(shares, 0, 1) * _STEPS)
+        figures[form.name] = _text(np.nan_to_num(steps, nan=_NOTHING).astype("<u2"))
     return {"name": name, "begin": begin_ms, "edges": _text(edges_ms.astype("<u4")), "figures": figures}
 
 
@@ -224,8 +218,12 @@ def choose(devices: Sequence[DeviceFacts], most: int) -> list[DeviceFacts]:
 
 
 def make_histogram(durations_ms: Mapping[int, int]) -> Histogram:
-    """Return the histogram of durations."""
-    seconds = np.array([*durations_ms]) / 1000
-    bars = int(np.clip(2 * np.sqrt(sum(durations_ms.values())), _FEWEST_BARS, _MOST_BARS))
-    counts, edges = np.histogram(seconds, bars, weights=[*durations_ms.values()])
-    return Histogram(edges.tolist(), counts.astype(int).tolist())
+    """Return the histogram of durations; the edges of its bars are round numbers."""
+    shortest_ms = min(durations_ms)
+    longest_ms = max(durations_ms)
+    bars = np.clip(2 * np.sqrt(sum(durations_ms.values())), _FEWEST_BARS, _MOST_BARS)
+    least_ms = max(longest_ms - shortest_ms, longest_ms / 10) / bars
+    width_ms = next(width_ms for width_ms in _WIDTHS_MS if width_ms >= least_ms)
+    edges_ms = np.arange(shortest_ms // width_ms, longest_ms // width_ms + 2) * width_ms
+    counts, _ = np.histogram([*durations_ms], edges_ms, weights=[*durations_ms.values()])
+    return Histogram((edges_ms / 1000).tolist(), counts.astype(int).tolist())
