@@ -286,8 +286,6 @@ def find(summary: Summary) -> tuple[Finding, ...]:
     candidates = sorted(_candidates(summary), key=lambda candidate: _rank(candidate.finding))
     chosen = _one_per_cause(candidates, summary)
     nodes = sorted(frozenset[str]().union(*(candidate.exclude for candidate in chosen)))
-    if all(task.is_local for task in summary.facts.tasks):
-        nodes = []  # no Slurm: no node to exclude
     findings = []
     for candidate in chosen:
         finding = candidate.finding
@@ -300,7 +298,7 @@ def find(summary: Summary) -> tuple[Finding, ...]:
 
 def _candidates(summary: Summary) -> Iterator[_Candidate]:
     """Yield a finding for each case to which a rule applies."""
-    local = all(task.is_local for task in summary.facts.tasks)  # no Slurm: no #SBATCH lines
+    local = all(task.is_local for task in summary.facts.tasks)  # no Slurm: no #SBATCH lines, no node to exclude
     for cases, rules in _TOPICS:
         for case in cases(summary.facts, summary):
             rule = next((rule for rule in rules if all(map(case.get, rule.when.split()))), None)
@@ -321,7 +319,8 @@ def _candidates(summary: Summary) -> Iterator[_Candidate]:
                 subjects=tuple(dict.fromkeys(map(plain, subjects))),
                 gpu_hours=cost_s and cost_s / 3600,
             )
-            yield _Candidate(finding, rule.wants, case.get("exclude", frozenset()))
+            exclude = frozenset() if local else case.get("exclude", frozenset())
+            yield _Candidate(finding, rule.wants, exclude)
 
 
 def _one_per_cause(ranked: Sequence[_Candidate], summary: Summary) -> list[_Candidate]:
@@ -338,11 +337,15 @@ def _one_per_cause(ranked: Sequence[_Candidate], summary: Summary) -> list[_Cand
         opposed = any(want.translate(_OPPOSITE) in wanted for want in candidate.wants)
         if opposed or (nothing_done and finding.kind in _OF_USE):
             continue
-        lines = tuple(line for line in finding.lines if "=" not in line or line.partition("=")[0] not in options)
         wanted.update(candidate.wants)
-        options.update(line.partition("=")[0] for line in lines if line.startswith("#SBATCH"))
+        lines = tuple(line for line in finding.lines if _option(line) not in options)
+        options.update(_option(line) for line in lines if line.startswith("#SBATCH"))
         chosen.append(candidate._replace(finding=replace(finding, lines=lines)))
     return chosen
+
+
+def _option(line: str) -> str:
+    return line.partition("=")[0]
 
 
 _OPPOSITE = str.maketrans("+-", "-+")

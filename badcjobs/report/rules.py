@@ -89,15 +89,11 @@ class _Words(Formatter):
     def format_field(self, value: Any, format_spec: str) -> str:
         form = format_spec.rstrip("?")
         if form.startswith("count "):
-            return count(value, *_nouns(form))
+            return count(value, *(noun.replace("_", " ") for noun in form.split()[1:]))
         if "|" in form:
             singular, plural = form.split("|")
             return singular if value == 1 else plural
         return _FORMS[form](value)
-
-
-def _nouns(form: str) -> list[str]:
-    return [noun.replace("_", " ") for noun in form.split()[1:]]
 
 
 _FORMS: Mapping[str, Callable[[Any], str]] = {

@@ -188,7 +188,7 @@ def _is_far(requested: float, advised: float, least: float, tasks: Sequence[Task
 
 def needed_more(task: TaskFacts) -> bool:
     """Say whether a task ended because it had requested too little memory or time: that is a finding of its own."""
-    return _out_of_memory(task) or bool(task.time_limit_s and _ran_out(task))
+    return _out_of_memory(task) or _ran_out(task)
 
 
 def _out_of_memory(task: TaskFacts) -> bool:
@@ -262,7 +262,7 @@ def _memory(facts: JobFacts, summary: Summary) -> Cases:
     )
 )
 def _time_over(facts: JobFacts, summary: Summary) -> Cases:
-    over = [task for task in facts.tasks if task.time_limit_s and _ran_out(task)]
+    over = list(filter(_ran_out, facts.tasks))
     if not over:
         return
     yield {
@@ -328,9 +328,12 @@ def _time_used(facts: JobFacts, summary: Summary) -> Cases:
 
 
 def _ran_out(task: TaskFacts) -> bool:
+    """Say whether a task has reached its time limit, as far as that is known."""
+    if not task.time_limit_s:
+        return False
     if (task.slurm_state or "").startswith("TIMEOUT"):
         return True
-    at_end = task.wall_s >= _STOPPED_NEAR * (task.time_limit_s or math.inf)
+    at_end = task.wall_s >= _STOPPED_NEAR * task.time_limit_s
     return task.verdict in ("stopped", "killed") and task.pending > 0 and at_end
 
 

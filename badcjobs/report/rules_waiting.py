@@ -241,36 +241,28 @@ def _idle_by_cause(tasks: Tasks, facts: JobFacts) -> Mapping[str, float]:
 
 
 def _rest_by_cause(tasks: Tasks) -> dict[str, float]:
-    """Return for how many seconds devices had no chunk, by cause."""
-    by_cause: dict[str, float] = defaultdict(float)
-    for task in tasks:
-        for device in task.its_devices:
-            for cause, rest_s in _rest(device, task).items():
-                by_cause[cause] += rest_s
-    return by_cause
-
-
-def _rest(device: DeviceFacts, task: TaskFacts) -> dict[str, float]:
-    """Return the seconds without a chunk by cause.
+    """Return for how many seconds devices had no chunk, by cause.
 
     After its last chunk a device waits first for other devices, then for the end of the task.
     """
-    seconds = device.state_s
-    lost = {"start_up": seconds.get("start_up", 0.0)}
-    resting_s = seconds.get("waiting", 0.0) + seconds.get("idle", 0.0)
-    own_ms = device.work.last_end_ms
-    task_ms = task.last_sign_ms
-    rests = []
-    if own_ms is not None and device.work.gave_up is not None:
-        rests = [("failures", task_ms - own_ms)]
-    elif own_ms is not None:
-        last_ms = max(not_none(device.work.last_end_ms for device in task.its_devices))
-        rests = [("tail", last_ms - own_ms), ("ending", task_ms - last_ms)]
-    for cause, rested_ms in rests:
-        lost[cause] = min(resting_s, rested_ms / 1000)
-        resting_s -= lost[cause]
-    lost["waiting_for_audio"] = resting_s
-    return lost
+    by_cause: dict[str, float] = defaultdict(float)
+    for task in tasks:
+        task_ms = task.last_sign_ms
+        last_ms = max(not_none(device.work.last_end_ms for device in task.its_devices), default=task_ms)
+        for device in task.its_devices:
+            seconds = device.state_s
+            rest_s = seconds.get("waiting", 0.0) + seconds.get("idle", 0.0)
+            by_cause["start_up"] += seconds.get("start_up", 0.0)
+            if device.work.gave_up is not None:
+                by_cause["failures"] += rest_s
+                continue
+            own_ms = device.work.last_end_ms or last_ms
+            tail_s = min(rest_s, (last_ms - own_ms) / 1000)
+            ending_s = min(rest_s - tail_s, (task_ms - last_ms) / 1000)
+            by_cause["tail"] += tail_s
+            by_cause["ending"] += ending_s
+            by_cause["waiting_for_audio"] += rest_s - tail_s - ending_s
+    return by_cause
 
 
 def _cause_of_idle_work(task: TaskFacts, facts: JobFacts) -> str:
