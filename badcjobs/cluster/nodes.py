@@ -168,17 +168,11 @@ def gpus_of_node(gres: str, gres_used: str) -> tuple[GpuCount, ...]:
 
     Shards and MPS shares are parts of GPUs, which are already counted.
     """
-    total = _count_kinds(gres)
+    total = +_count_kinds(gres)
     used = _count_kinds(gres_used)
-    untyped = sum(many for kind, many in used.items() if kind not in total)  # only one of the two texts has the type
-    counts = []
-    for kind, many in sorted(total.items()):
-        in_use = min(many, used[kind])
-        more = min(many - in_use, untyped)
-        untyped -= more
-        if many:
-            counts.append(GpuCount(kind, many, in_use + more))
-    return tuple(counts)
+    # Only one of the two texts may have the type: these may be of any kind.
+    untyped = sum(many for kind, many in used.items() if kind not in total)
+    return tuple(GpuCount(kind, many, min(many, used[kind] + untyped)) for kind, many in sorted(total.items()))
 
 
 def _count_kinds(gres: str) -> Counter[str]:
@@ -207,9 +201,8 @@ def choose_best(cluster: Cluster, gpus: int, kind: str | None = None) -> Documen
     The best place is the fullest node with enough free GPUs, which leaves emptier nodes for larger jobs. Otherwise the
     job waits in the partition with the most free GPUs.
     """
-    names = [partition.name for partition in cluster.partitions if partition.up]
-    free = {name: sum_gpus(cluster.nodes_in(name), kind)["free"] for name in names}
-
+    nodes_of = {partition.name: cluster.nodes_in(partition.name) for partition in cluster.partitions if partition.up}
+    free = {name: sum_gpus(nodes, kind)["free"] for name, nodes in nodes_of.items()}
     fitting = [node for node in cluster.nodes if node.free(kind) >= gpus]
     if fitting:
         node = min(fitting, key=lambda node: node.free(kind))
@@ -217,7 +210,7 @@ def choose_best(cluster: Cluster, gpus: int, kind: str | None = None) -> Documen
         why = f"the fullest node with room: {node.free(kind)} of {node.total(kind)} free"
         return {"partition": partition, "node": node.name, "free": node.free(kind), "why": why}
 
-    large = [name for name in names if any(node.total(kind) >= gpus for node in cluster.nodes_in(name))]
+    large = [name for name, nodes in nodes_of.items() if any(node.total(kind) >= gpus for node in nodes)]
     if not large:
         return None
     partition = max(large, key=free.__getitem__)

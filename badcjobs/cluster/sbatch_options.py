@@ -10,7 +10,7 @@ import re
 import shlex
 import signal
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from badcjobs.model import parse_stop_after
@@ -189,23 +189,20 @@ class EarlySignal:
     to_script: bool  # False: no B:, only srun steps receive it
 
 
-def parse_limit(text: str) -> int | None:
-    """Return the seconds of ``--time``; None: no limit. Raises ValueError.
-
-    Slurm rounds up to full minutes; 0 means no limit.
-    """
+def parse_limit(text: str) -> int:
+    """Return the seconds of ``--time``, which Slurm rounds up to full minutes; 0: no limit. Raises ValueError."""
     if text.lower() in _UNLIMITED:
-        return None
+        return 0
     seconds = None if "." in text else parse_stop_after(text)
     if seconds is None:
         raise ValueError(f"--time={text} is not a time limit; write minutes, H:M:S or D-H:M:S")
-    return math.ceil(seconds / 60) * 60 or None
+    return math.ceil(seconds / 60) * 60
 
 
 def parse_minutes(text: str) -> int:
     """Return a time limit in minutes; raise ValueError if it is not one, or unlimited."""
     seconds = parse_limit(text)
-    if seconds is None:
+    if not seconds:
         raise ValueError(f"--time={text} sets no limit; write minutes, H:M:S or D-H:M:S")
     return seconds // 60
 
@@ -274,31 +271,29 @@ class Request:
 
 def read_request(options: Options, mistakes: Mistakes) -> Request:
     """Return what sbatch options request; wrong values are added to ``mistakes`` instead."""
-    readers: dict[str, Callable[[str], object]] = {"array": parse_array, "time": parse_limit, "signal": parse_signal}
-    values: dict[str, Any] = {}
-    for name, read in readers.items():
-        if name not in options:
-            continue
-        try:
-            values[name] = read(options[name])
-        except ValueError as error:
-            mistakes.append(str(error))
-    array: ArraySpec | None = values.get("array")
-    fields: dict[str, Any] = {}
-    if array is not None:
-        fields["tasks"] = len(array.indices)
-        fields["last_index"] = array.indices[-1]
-        fields["array"] = options["array"]
-        fields["array_range"] = suggest_range(array)
+
+    def value_of(name: str, read: Callable[[str], T]) -> T | None:
+        return try_parse(mistakes, read, options[name]) if name in options else None
+
+    array = value_of("array", parse_array)
+    limit_s = value_of("time", parse_limit)
+    signal_of_job = value_of("signal", parse_signal)
     asked = Asked(
-        **fields,
         **(try_parse(mistakes, _read_size, options) or {}),
-        time_s=values.get("time"),
-        no_time_limit=values.get("time", 0) is None,
+        time_s=limit_s or None,
+        no_time_limit=limit_s == 0,
         exclusive="exclusive" in options,
         account=options.get("account"),
     )
-    return Request(options, asked, array, values.get("signal"))
+    if array is not None:
+        asked = replace(
+            asked,
+            tasks=len(array.indices),
+            last_index=array.indices[-1],
+            array=options["array"],
+            array_range=suggest_range(array),
+        )
+    return Request(options, asked, array, signal_of_job)
 
 
 def _read_size(given: Options) -> dict[str, Any]:

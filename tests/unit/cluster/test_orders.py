@@ -65,7 +65,7 @@ def test_a_time_is_read_in_every_form_of_sbatch_and_counts_in_whole_minutes(d, h
     }  # fmt: skip
     for text, seconds in forms.items():
         minutes = -(-seconds // 60)
-        assert parse_limit(text) == (60 * minutes or None), "0 is no limit"
+        assert parse_limit(text) == 60 * minutes
         if seconds:
             assert parse_minutes(text) == minutes
 
