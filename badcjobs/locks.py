@@ -326,7 +326,7 @@ class Lease:
         if why is None and text == sight.text and sight.silent_s >= silence_s:
             why = f"it is silent for {silence_s:g} s"
         if why is not None:
-            log.warning("taking over the work of %s: %s", name, why)
+            log.info("taking over the work of %s: %s", name, why)
             path.unlink(missing_ok=True)
             return
 

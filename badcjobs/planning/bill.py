@@ -106,6 +106,8 @@ def _numbers_of_workers(
     full = site.cores_per_gpu or speed.most_workers or _MANY_WORKERS
     if wish.cpus:
         full = max(1, wish.cpus // gpus)
+    elif site.node_cpus:
+        full = max(1, min(full, site.node_cpus // gpus))
     room = max(speed.device_room(cut.held_s(gpus * full) or cut.chunk_s) for cut in cuts)
     full = int(min(full, room))
     if speed.points:

@@ -141,7 +141,7 @@ def test_recordings_in_the_folders_of_a_lab_become_a_table_per_study_area(site, 
     pages({"recordings.txt": "\n".join(map(str, recordings)), **tree(folder)})
     again = site.run(data, *ON_CPU, *CUT, env=tasks[1])
     both = ('[recordings] patterns was ["{study_area}/**/{location}_0+1_{date}?{time}.wav", ', "now []")
-    assert_refused(again, 2, "[recordings] patterns: different from", *both, "badcjobs export --config FILE")
+    assert_refused(again, 2, "[recordings] patterns: different from", *both, "use the same settings (--config=")
 
 
 ONE_WORKER = ("--cpu-workers", 1, "--no-emit-gpu-telemetry", "--retries", 1)

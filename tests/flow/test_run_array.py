@@ -92,7 +92,7 @@ def test_the_tasks_of_a_step_share_the_part_of_their_task_or_are_refused(site):
     manifests = [site.manifest(2, name=f"{name}.csv", prefix=name) for name in ("dawn", "dusk")]
     listed.write_text("".join(f"{path}\n" for path in manifests))
     refused = site.run(site.manifest(3), *ON_CPU, env=array_task(5, (1, 2, 5)))
-    assert_refused(refused, 2, "does not report the indices of a list to its tasks", "sbatch --array=0-2")
+    assert_refused(refused, 2, "not report those of a list: 1,2,5", "sbatch --array=0-2")
     refused = site.run(listed, *ON_CPU, env=array_task(0, (0,)))
     assert_refused(refused, 2, "2 manifests", "1 task", "sbatch --array=0-1")
     for wrong in ("0", "1.5", "65"):
