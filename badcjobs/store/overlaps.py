@@ -32,37 +32,28 @@ class Heard(NamedTuple):
     """A chunk on the clock of its recording, and what was heard in it, in order of time."""
 
     start_ms: int
-    end_ms: int
+    joint_ms: int | None  # with the chunk before; None: there is none
     sounds: Sequence[Sound]
 
 
-def find_joint(start_ms: int, end_ms: int, next_start_ms: int, next_end_ms: int) -> int | None:
-    """Return the joint of two chunks that follow each other; None: they do not overlap, or one is inside the other."""
-    if start_ms < next_start_ms < end_ms < next_end_ms:
-        return (next_start_ms + end_ms) // 2
-    return None
+_END = Heard(0, None, ())  # follows the last chunk
 
 
 def join_overlaps(chunks: Iterable[Heard]) -> Iterator[Sound]:
     """Yield the sounds of the chunks of one recording, which are in order of time."""
     shared: list[Sound] = []  # the sounds of the chunk before that may be in this one, too
-    joint_ms = None
-    for chunk, following in pairwise(chain(chunks, [None])):
-        assert chunk is not None
-        next_joint_ms = None
-        if following is not None:
-            next_joint_ms = find_joint(chunk.start_ms, chunk.end_ms, following.start_ms, following.end_ms)
+    for chunk, following in pairwise(chain(chunks, [_END])):
         sounds = chunk.sounds
+        next_joint_ms = following.joint_ms
         if next_joint_ms is not None:
             sounds = [sound for sound in sounds if sound.start_ms < next_joint_ms or sound.end_ms <= next_joint_ms]
-        if joint_ms is not None:
-            sounds = list(_join(shared, sounds, joint_ms))
+        if chunk.joint_ms is not None:
+            sounds = list(_join(shared, sounds, chunk.joint_ms))
         yield from shared
 
         shared = []
-        joint_ms = next_joint_ms
         for sound in sounds:
-            if following is not None and joint_ms is not None and sound.end_ms > following.start_ms:
+            if next_joint_ms is not None and sound.end_ms > following.start_ms:
                 shared.append(sound)
             else:
                 yield sound
@@ -98,7 +89,7 @@ def _loudness(sound: Sound) -> float:
 CHANGED = "temp.changed_recording"  # recordings of which a merge has added or removed chunks
 Row = tuple[Any, ...]
 _END_MS = "coalesce(c.end_ms, c.start_ms + CAST(c.audio_s * 1000 AS INTEGER))"
-# The rule is that of ``find_joint``.
+# Two chunks that follow each other overlap, and neither is inside the other.
 _OVERLAPS = f"""
     INSERT INTO overlap
     SELECT task_id, recording_id, chunk_id, (end_before_ms - start_ms) / 1000.0
@@ -128,15 +119,18 @@ _MOVED = f"""
     WHERE n.recording_id NOT IN (SELECT recording_id FROM overlap)"""
 _SOUNDS = f"""
     SELECT r.study_area, r.location, r.recorded_at, c.recording_id,
-           c.start_ms, {_END_MS} AS stops_ms,
+           c.start_ms,
+           c.start_ms + CAST(round(o.overlap_s * 1000) AS INTEGER) / 2,
            c.chunk_id, c.task_id, c.start_ms + d.start_ms,
            c.start_ms + d.end_ms, d.label, d.label_name, d.score
     FROM {CHANGED} n JOIN chunk c ON c.recording_id = n.recording_id
         AND c.status = 'done'
     LEFT JOIN {{table}} d ON {_SAME_CHUNK}
+    LEFT JOIN overlap o ON o.recording_id = c.recording_id
+        AND o.chunk_id = c.chunk_id
     LEFT JOIN recording r ON r.recording_id = c.recording_id
     WHERE n.recording_id IN (SELECT recording_id FROM overlap)
-    ORDER BY c.recording_id, c.start_ms, stops_ms, c.chunk_id, d.start_ms, d.end_ms, d.label, d.score"""
+    ORDER BY c.recording_id, c.start_ms, {_END_MS}, c.chunk_id, d.start_ms, d.end_ms, d.label, d.score"""
 _VALUES = f"""(study_area, location, recorded_at, recording_id, {", ".join(Sound._fields)})
     VALUES ({", ".join("?" * (4 + len(Sound._fields)))})"""
 
@@ -173,6 +167,6 @@ def _read_sounds(db: sqlite3.Connection, table: str) -> Iterator[Row]:
 
 
 def _read_chunks(rows: Iterable[Row]) -> Iterator[Heard]:
-    for (start_ms, end_ms, chunk_id, task_id), rows_of_chunk in groupby(rows, key=itemgetter(4, 5, 6, 7)):
+    for (start_ms, joint_ms, chunk_id, task_id), rows_of_chunk in groupby(rows, key=itemgetter(4, 5, 6, 7)):
         sounds = [Sound._make((*row[8:], chunk_id, task_id)) for row in rows_of_chunk if row[8] is not None]
-        yield Heard(start_ms, end_ms, sounds)
+        yield Heard(start_ms, joint_ms, sounds)

@@ -161,10 +161,13 @@ def pieces_shorter_than(audio_s: float, limit_s: float) -> int | None:
 def join_detections(pieces: Sequence[tuple[Stretch, Sequence[Detection]]]) -> tuple[Detection, ...]:
     """Join the detections of consecutive pieces into those of the complete chunk."""
     heard = []
+    end_before_ms = None
     for (start_s, end_s), detections in pieces:
         start_ms = round(start_s * 1000)
+        joint_ms = None if end_before_ms is None else (start_ms + end_before_ms) // 2
+        end_before_ms = round(end_s * 1000)
         sounds = [Sound(d.start_ms + start_ms, d.end_ms + start_ms, d.label, d.label_name, d.score) for d in detections]
-        heard.append(Heard(start_ms, round(end_s * 1000), sounds))
+        heard.append(Heard(start_ms, joint_ms, sounds))
     joined = [Detection(s.start_ms, s.end_ms, s.label, s.score, s.label_name) for s in join_overlaps(heard)]
     return tuple(sorted(joined, key=lambda detection: (detection.start_ms, detection.end_ms, detection.label)))
 
