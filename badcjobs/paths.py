@@ -44,6 +44,11 @@ def _quote(word: str) -> str:
     return "$'" + escaped.replace("'", "\\'") + "'"
 
 
+def run_of(folder: Path) -> Path:
+    """Return the run folder of its folder ``tasks``; any other folder itself."""
+    return folder.parent if folder.name == "tasks" else folder
+
+
 class RunFolder:
     """The folder given as --out."""
 

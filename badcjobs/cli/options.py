@@ -14,7 +14,7 @@ import typer
 from badcjobs.cli.output import environ, remark, this_command
 from badcjobs.errors import BadInput
 from badcjobs.model import StandIn
-from badcjobs.paths import RunFolder, is_there, shell_line
+from badcjobs.paths import RunFolder, is_there, run_of, shell_line
 from badcjobs.project import Project
 from badcjobs.run_toml import FrozenRun
 from badcjobs.settings import SETTINGS, stand_in, to_toml
@@ -264,10 +264,8 @@ def sources_of(job: Path) -> list[Path]:
     folder = job.absolute().parent
     if is_there(job) and job.is_dir():
         folder = job
-    if folder.name == "tasks":
-        folder = folder.parent
     try:
-        frozen = FrozenRun.read(RunFolder(folder).run_toml)
+        frozen = FrozenRun.read(RunFolder(run_of(folder)).run_toml)
     except BadInput:
         return []
     if frozen is None:

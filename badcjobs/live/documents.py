@@ -15,7 +15,7 @@ from badcjobs.live.run_files import resolves_outside
 from badcjobs.live.snapshot import Document, Snapshot, device_document, task_document
 from badcjobs.live.views import RunView, View, open_run_view, summarize_run
 from badcjobs.model import AskQueue, ProcessFacts, not_asked
-from badcjobs.paths import FileVersion, file_version
+from badcjobs.paths import FileVersion, file_version, run_of
 from badcjobs.report import prometheus as metrics
 from badcjobs.seams import Clock
 from badcjobs.store.read_model import DeviceFacts, TaskFacts
@@ -96,10 +96,7 @@ def open_run(target: Path, clock: Clock, ask_queue: AskQueue = not_asked) -> Liv
         confined=True,
         ask_queue=ask_queue,
     )
-    folder = view.files.folder.path.absolute()
-    if folder.name == "tasks":
-        folder = folder.parent
-    return LiveSource(view, folder)
+    return LiveSource(view, run_of(view.files.folder.path.absolute()))
 
 
 @lru_cache(maxsize=4096)

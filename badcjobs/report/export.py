@@ -14,7 +14,7 @@ from typing import BinaryIO, NamedTuple
 
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import NamePattern, not_none
-from badcjobs.paths import shell_line
+from badcjobs.paths import run_of, shell_line
 from badcjobs.report.completeness import find_remarks
 from badcjobs.report.job import find_job_database
 from badcjobs.sources.recording_names import NameReader, gap_lines
@@ -287,11 +287,10 @@ def _need_view(job: _Job, view: str) -> None:
     """Refuse a database without this view of recordings."""
     database = job.database
     if view not in list_tables(job.db):
-        folder = database.parent.parent if database.parent.name == "tasks" else database.parent
         raise DatabaseProblem(
             f"{database} has no detections in the time of the recordings",
             why="it is a task database, or was merged by an earlier version of badcjobs",
-            fix=f"badcjobs merge {shell_line(folder)}   (then export that folder)",
+            fix=f"badcjobs merge {shell_line(run_of(database.parent))}   (then export that folder)",
         )
 
 

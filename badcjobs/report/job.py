@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import AskQueue, Billing, CutShort, NameGaps, PlaceCounts, TaskKey, not_asked, not_none
-from badcjobs.paths import RunFolder, is_there, shell_line
+from badcjobs.paths import RunFolder, is_there, run_of, shell_line
 from badcjobs.report import rules_devices, rules_requests, rules_tasks, rules_waiting
 from badcjobs.report.compare import Comparison, Figure, compare
 from badcjobs.report.completeness import Progress, merge_again, prove_complete
@@ -431,9 +431,7 @@ def default_target(inputs: Sequence[Path]) -> Path:
     folder = inputs[0].absolute()
     if not (is_there(folder) and folder.is_dir()):
         folder = folder.parent
-    if folder.name == "tasks":
-        folder = folder.parent
-    return folder / "job.sqlite"
+    return run_of(folder) / "job.sqlite"
 
 
 def find_job_database(path: Path) -> Path:

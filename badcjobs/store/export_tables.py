@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NamedTuple, TextIO
 
 from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import NameGaps, RecordingName
-from badcjobs.paths import shell_line
+from badcjobs.paths import run_of, shell_line
 from badcjobs.store.connect import as_sqlite_utils, reading, with_logs
 from badcjobs.store.task_writer import count_gaps
 
@@ -46,7 +46,7 @@ def open_for_export(path: Path) -> Iterator[sqlite3.Connection]:
 
     Refuse a file with a WAL or journal beside it: opened as sealed, it would lack those rows.
     """
-    run = shell_line(path.parent.parent if path.parent.name == "tasks" else path.parent)
+    run = shell_line(run_of(path.parent))
     again = f"badcjobs merge {run} && badcjobs export {run} …"
     with reading(path, lambda why: "pip install --upgrade badcjobs" if why.startswith("schema ") else again) as db:
         for beside in with_logs(path)[1:]:

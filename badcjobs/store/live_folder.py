@@ -113,11 +113,6 @@ class Owner:
     hostname: str
     boot_id: str  # a lock is valid only on the machine that took it
 
-    @classmethod
-    def of(cls, publish_to: Path, mark: str, *, shared: bool, hostname: str) -> Owner:
-        """Describe a task of this machine."""
-        return cls(str(publish_to), mark, shared, hostname, read_boot_id())
-
     def is_of(self, hostname: str) -> bool:
         """Say whether a free lock means that the task has ended: it ran on this machine, possibly before a reboot."""
         same_boot = self.boot_id != "" and self.boot_id == read_boot_id()

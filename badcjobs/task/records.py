@@ -18,6 +18,7 @@ from typing import Any
 from badcjobs.devices.allocation import EndTime, requested_memory_bytes
 from badcjobs.devices.listing import OpenedDevices, open_devices
 from badcjobs.errors import BadInput, ExitCode, NotHere
+from badcjobs.locks import read_boot_id
 from badcjobs.model import METRICS, AlertHooks, AlertLimits, Allocation, Device, MemoryHeld, StandIn, TaskKey
 from badcjobs.paths import LocalFolder, shell_line
 from badcjobs.processes import TASK_MARK
@@ -80,12 +81,7 @@ class Records:
         shared = self._live.shared
         self._lock = hold(
             self.local,
-            Owner.of(
-                target,
-                self.mark,
-                shared=shared,
-                hostname=world.hostname,
-            ),
+            Owner(str(target), self.mark, shared, world.hostname, read_boot_id()),
         )
         try:
             self.writer = TaskWriter(self.local.wrapper_file, self.key, shared=shared)

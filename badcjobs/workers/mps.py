@@ -25,6 +25,7 @@ import psutil
 
 from badcjobs.devices.nvml import find_mps_obstacle, list_mps_clients
 from badcjobs.errors import BadInput, NotHere
+from badcjobs.locks import read_boot_id
 from badcjobs.model import Device
 from badcjobs.model.decisions import Code, Decision
 from badcjobs.paths import LocalFolder
@@ -246,7 +247,7 @@ class MpsDaemons:
         ``most``: the most workers that a device may get.
         """
         end_left_behind(hostname)
-        self._owner = Owner.of(Path(), mark, shared=False, hostname=hostname)
+        self._owner = Owner("", mark, False, hostname, read_boot_id())
         self._environ = {**environ, TASK_MARK: mark}
         self._local = local
         self._site_pipe = None if wanted == "off" else find_site_pipe(environ)

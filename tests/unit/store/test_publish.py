@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rooms import store
 from rooms.model import Reading, TaskKey
-from rooms.root import BadInput, LocalFolder, RunFolder
+from rooms.root import BadInput, LocalFolder, RunFolder, read_boot_id
 from rooms.store import Filesystem, LiveHalf, choose_live_folder, publish, take_over
 from support.databases import is_undamaged, names_in, query
 from support.filesystems import largest_file, lie_about_filesystem, small_disk
@@ -309,7 +309,7 @@ def leave(run, node, index, *, job="4820", tries=1, **owner):
         live.recorder.write_tick(START_MS + 500, [(live.device_ids[0], Reading(power_w=250.5))], None)
     for path in place.iterdir():
         os.utime(path, (START_MS // 1000 + 7,) * 2)
-    its_owner = store.Owner.of(target, "no such mark", shared=node is None, hostname="here")
+    its_owner = store.Owner(str(target), "no such mark", node is None, "here", read_boot_id())
     fd = store.hold(LocalFolder(place), replace(its_owner, **owner))  # type: ignore[arg-type]
     assert fd is not None
     os.close(fd)  # killed
@@ -372,7 +372,7 @@ def test_what_may_have_our_chunks_is_waited_for_while_another_process_publishes_
     run.create()
     left, target = leave(run, node, 1)
     folder = LocalFolder(left.path.rename(node / "badcjobs-4820_1.r0.gpu1-x"))
-    owner = store.Owner.of(target, "no such mark", shared=False, hostname="here")
+    owner = store.Owner(str(target), "no such mark", False, "here", read_boot_id())
     lock = partial(store.locked, folder) if holder == "publisher" else lambda: nullcontext(store.hold(folder, owner))
     end = lock_elsewhere(lock, lambda: (target.touch(), folder.remove()))
 
@@ -454,7 +454,7 @@ def test_a_folder_is_taken_over_only_after_its_owner_and_by_one(tmp_path):
     assert not take_over(folder, 1.0, HandClock()), "there is nothing to publish"
     folder.wrapper_file.touch()
     assert take_over(folder, 1.0, HandClock()), "there was no room for an owner file: no one else can take it"
-    owner = store.Owner.of(tmp_path / "x.sqlite", "mark", shared=False, hostname="here")
+    owner = store.Owner(str(tmp_path / "x.sqlite"), "mark", False, "here", read_boot_id())
     end = lock_elsewhere(lambda: nullcontext(store.hold(folder, owner)))
     clock = HandClock()
     before_s = clock.monotonic_s()
