@@ -161,7 +161,7 @@ def pieces_shorter_than(audio_s: float, limit_s: float) -> int | None:
 def join_detections(pieces: Sequence[tuple[Stretch, Sequence[Detection]]]) -> tuple[Detection, ...]:
     """Join the detections of consecutive pieces into those of the complete chunk."""
     heard = []
-    end_before_ms = None
+    end_before_ms: int | None = None
     for (start_s, end_s), detections in pieces:
         start_ms = round(start_s * 1000)
         joint_ms = None if end_before_ms is None else (start_ms + end_before_ms) // 2
