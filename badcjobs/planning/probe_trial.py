@@ -58,12 +58,6 @@ class Trouble(NamedTuple):
     error_class: str
     error: str
     at_start: bool = False  # before the engine had anything to do with a chunk
-    is_final: bool = True  # False: lost with others; the reason follows
-
-    @property
-    def is_out_of_memory(self) -> bool:
-        """Whether the device's memory was the reason."""
-        return self.error_class == OUT_OF_MEMORY
 
 
 class TrialEvents:
@@ -72,7 +66,7 @@ class TrialEvents:
     def __init__(self) -> None:
         self.done: list[ChunkResult] = []
         self.begun_at_ms: list[int] = []
-        self._troubles: list[Trouble] = []
+        self.trouble: Trouble | None = None  # out of memory, else the first failure
         self.closed = False  # later failures are caused by ourselves
 
     def note(self, event: Event) -> None:
@@ -81,21 +75,20 @@ class TrialEvents:
             self.begun_at_ms.append(event.at_ms)
         elif isinstance(event, ChunkResult) and event.ok:
             self.done.append(event)
+            self.begun_at_ms.append(event.started_at_ms)
         elif self.closed:
             return
         elif isinstance(event, ChunkResult):
-            trouble = Trouble(event.error_class or "", event.error or "", is_final=event.charged)
-            self._troubles.append(trouble)
+            if event.charged or event.error_class == OUT_OF_MEMORY:  # else lost with others; the reason follows
+                self._blame(Trouble(event.error_class or "", event.error or ""))
         elif isinstance(event, BatchOver) and event.broken is not None:
             broken = event.broken
-            self._troubles.append(Trouble(broken.error_class, str(broken), at_start=broken.at_start))
+            self._blame(Trouble(broken.error_class, str(broken), at_start=broken.at_start))
 
-    @property
-    def trouble(self) -> Trouble | None:
-        """The failure that decides the trial: out of memory, else the first final one."""
-        out_of_memory = [trouble for trouble in self._troubles if trouble.is_out_of_memory]
-        final = [trouble for trouble in self._troubles if trouble.is_final]
-        return next(iter(out_of_memory + final), None)
+    def _blame(self, trouble: Trouble) -> None:
+        decided = self.trouble is not None and self.trouble.error_class == OUT_OF_MEMORY
+        if self.trouble is None or (trouble.error_class == OUT_OF_MEMORY and not decided):
+            self.trouble = trouble
 
 
 class Bench(NamedTuple):
@@ -192,15 +185,14 @@ class TrialRun:
                 peak_bytes=self.host_peak_bytes if on_cpu else self._peak_bytes(),
                 start_up_s=self.start_up_s,
             )
-        if trouble.is_out_of_memory or (on_cpu and trouble.error_class == HOST_MEMORY):
+        if trouble.error_class == OUT_OF_MEMORY or (on_cpu and trouble.error_class == HOST_MEMORY):
             return replace(trial, outcome=NO_START if trouble.at_start else TOO_LONG)
         return trouble
 
     @property
     def start_up_s(self) -> float:
         """How long it took until the first chunk was begun."""
-        begun_at_ms = [*self.watch.begun_at_ms, *(ended.started_at_ms for ended in self.watch.done)]
-        return (min(begun_at_ms, default=self._began_at_ms) - self._began_at_ms) / 1000
+        return (min(self.watch.begun_at_ms, default=self._began_at_ms) - self._began_at_ms) / 1000
 
     def _peak_bytes(self) -> int | None:
         """Return the most memory in use while chunks were worked on; None: there was no reading in that time."""
@@ -248,8 +240,6 @@ def prepare_sounds(
             sound = folder / f"sound-{number}.wav"
             cutter.cut(path, 0.0, longest_s, sound)
             sounds.append(sound)
-        except IsADirectoryError:
-            mistakes.append(f"{path} is a folder; name a recording in it")
         except OSError as error:
             mistakes.append(f"{path} cannot be read: {error.strerror}")
         except CannotCut as error:

@@ -177,7 +177,6 @@ def test_out_of_memory_decides_a_trial_then_the_first_final_failure_and_nothing_
         trouble = watch.trouble
         assert (trouble and trouble.error_class, bool(trouble and trouble.at_start)) == (decides, at_start)
         assert len(watch.done) == (events[0] is not lost)
-        assert trouble is None or trouble.is_out_of_memory is at_start
 
 
 def test_the_text_and_the_page_have_the_curve_the_best_length_and_what_is_safe(pages):
