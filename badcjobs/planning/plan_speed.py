@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.masking import mask_words
-from badcjobs.model import Probed, ProbeKey, fitting_workers, not_none
+from badcjobs.model import Probed, fitting_workers, not_none
 from badcjobs.paths import shell_line, user_cache
 from badcjobs.planning.probe_search import device_words, setup_words, usual_trials
 from badcjobs.processes import Launcher
@@ -376,27 +376,28 @@ def _of_probes(
         key = probe.key
         is_measured = probe.result is not None and probe.result.times_real_time
         if key.settings == subject and key.gpu != _CPU and is_measured:
-            gib = round((key.memory_bytes or 0) / 2**30)
-            by_model.append(((key.gpu, gib), probe))
+            by_model.append((device_words(key), probe))
     if not by_model:
         subjects = sorted({probe.key.settings for probe in probes} - {subject})
         why = "\n".join([f"looked for: {subject}", *(f"it has: {other}" for other in subjects[:_SHOWN])])
         raise BadInput(f"{path} has no finished probe of this engine with these options", why=why, fix=ways)
     version = version_here(settings, environ, cwd) or ""
-    chosen = [_choose(group, version, settings.workers_wanted) for group in grouped(by_model).values()]
-    if len(chosen) > 1:
-        rates = sorted(f"{device_words(key)}: {speed.audio_hours_per_gpu_hour:,.1f}" for key, speed in chosen)
+    speeds = {
+        model: _speed_of_probes(group, version, settings.workers_wanted) for model, group in grouped(by_model).items()
+    }
+    if len(speeds) > 1:
+        rates = sorted(f"{model}: {speed.audio_hours_per_gpu_hour:,.1f}" for model, speed in speeds.items())
         raise BadInput(
-            f"{path} knows the speed of {len(chosen)} models of GPU, each at its best length",
+            f"{path} knows the speed of {len(speeds)} models of GPU, each at its best length",
             why="\n".join(rates),
             fix="the same command with --rate and the speed of the model that you will use",
         )
-    key, speed = chosen[0]
-    return replace(speed, remedy=probe_line(settings, settings.workers_wanted or key.workers, store))
+    (speed,) = speeds.values()
+    return replace(speed, remedy=probe_line(settings, settings.workers_wanted or speed.points[0].workers, store))
 
 
-def _choose(probes: Sequence[Probed], version: str, workers: int | None) -> tuple[ProbeKey, Speed]:
-    """Return the newest probe with these workers, else with others; with a doubt if none is of this version.
+def _speed_of_probes(probes: Sequence[Probed], version: str, workers: int | None) -> Speed:
+    """Return the speed of the newest probe with these workers, else with others, and the trials of all of its version.
 
     A version that is known without starting the engine is the last part of one that a probe has seen.
     """
@@ -406,35 +407,19 @@ def _choose(probes: Sequence[Probed], version: str, workers: int | None) -> tupl
         return workers in (None, probe.key.workers), probe.at or "", str(probe.key)
 
     best_first = sorted(of_version, key=rank, reverse=True)
-    key = best_first[0].key
+    probe = best_first[0]
+    key = probe.key
+    result = probe.result
+    assert result is not None  # the others are left out
     doubts = []
     if not key.engine_version.endswith(version):
         doubts.append(f"it is that of {key.engine} ({key.engine_version}); the one here is another ({version})")
     by_workers: dict[int, Probed] = {}
-    for probe in best_first:
-        by_workers.setdefault(probe.key.workers, probe)
-    return key, _speed_of_probes([*by_workers.values()], doubts)
-
-
-def _speed_of_probes(probes: Sequence[Probed], doubts: Sequence[str]) -> Speed:
-    """Return the speed of the first probe at its best length, the trials of all, and how long chunks may be."""
-    probe = probes[0]
-    key = probe.key
-    result = probe.result
-    assert result is not None  # the others are left out
-    best_s = result.best_s or 0.0
+    for other in best_first:
+        by_workers.setdefault(other.key.workers, other)
     points = []
-    for measured in probes:
-        for trial in sorted(usual_trials(measured.trials), key=lambda trial: abs(trial.length_s - best_s)):
-            if trial.times_real_time:
-                point = Measured(
-                    workers=measured.key.workers,
-                    rate=trial.times_real_time,
-                    chunk_s=trial.length_s,
-                    memory_bytes=trial.host_peak_bytes,
-                    device_bytes=trial.peak_bytes,
-                )
-                points.append(point)
+    for other in by_workers.values():
+        points += _points_of(other, result.best_s or 0.0)
     return Speed(
         audio_hours_per_gpu_hour=points[0].rate,  # of one device, with all its workers
         origin=f"from a probe of {key.gpu} with {setup_words(key)}",
@@ -447,6 +432,19 @@ def _speed_of_probes(probes: Sequence[Probed], doubts: Sequence[str]) -> Speed:
         best_s=result.best_s,
         doubts=doubts,
     )
+
+
+def _points_of(probe: Probed, best_s: float) -> Iterator[Measured]:
+    """Yield what the trials have shown, the one next to the best length first."""
+    for trial in sorted(usual_trials(probe.trials), key=lambda trial: abs(trial.length_s - best_s)):
+        if trial.times_real_time:
+            yield Measured(
+                workers=probe.key.workers,
+                rate=trial.times_real_time,
+                chunk_s=trial.length_s,
+                memory_bytes=trial.host_peak_bytes,
+                device_bytes=trial.peak_bytes,
+            )
 
 
 # --- chunks of other lengths ------------------------------------------------------------------------------------------
