@@ -237,11 +237,7 @@ def _script_filler(order: PlanOrder, site: Site, cwd: Path) -> FillScript:
     if not (resources.folder("templates") / f"{template}.sbatch").exists():
         template = "array"
     template = order.plan.template or template
-    tables = ("run.", "alerts.", "recordings.", "site")  # those that a task reads
-    keys = {}
-    for key, value in order.project.keys.items():
-        if key.startswith(tables) and key.removeprefix("run.") not in _IN_ROWS:
-            keys[key] = value
+    keys = {key: value for key, value in order.project.keys.items() if key.removeprefix("run.") not in _IN_ROWS}
     if order.site not in (order.project.site, template.removesuffix("-array")):
         keys["site"] = order.site
     flags = {key: value for key, value in order.flags.items() if key not in _IN_ROWS}

@@ -124,8 +124,6 @@ def find_site(
                 why=f"sites are {', '.join(names)}, or a file whose name ends in .toml",
                 fix=f"the same command with {option}{names[0]}   (or ./{name}.toml; see badcjobs guide sockeye)",
             )
-    if not path.exists():
-        raise BadInput(f"{path} does not exist", fix="badcjobs guide sockeye   (how to write a site file)")
     document, _, status = read_toml(path)
     site = parse_site(document, str(path))
     if trust is not None and name.endswith(".toml") and site.modules:
