@@ -417,7 +417,7 @@ def _speed_of_probes(probes: Sequence[Probed], version: str, workers: int | None
     by_workers: dict[int, Probed] = {}
     for other in best_first:
         by_workers.setdefault(other.key.workers, other)
-    points = []
+    points: list[Measured] = []
     for other in by_workers.values():
         points += _points_of(other, result.best_s or 0.0)
     return Speed(
