@@ -82,22 +82,28 @@ def parse_allocation(environ: Environ, *, hostname: str, pid: int, started_at_ms
     )
     if not job_id:
         return base
-    array_index = _number(environ, "SLURM_ARRAY_TASK_ID")
-    first, last, count = (_number(environ, f"SLURM_ARRAY_TASK_{name}") for name in ("MIN", "MAX", "COUNT"))
-    array_indices = None
-    if array_index is not None and first is not None and last is not None and count is not None:
-        array_indices = first, last, _number(environ, "SLURM_ARRAY_TASK_STEP") or 1, count
     return replace(
         base,
         node=node_name(environ, hostname),
         restart=_number(environ, "SLURM_RESTART_COUNT") or 0,
-        array_index=array_index,
-        array_indices=array_indices,
+        array_index=_number(environ, "SLURM_ARRAY_TASK_ID"),
+        array=_read_array(environ),
         # Only steps have it. SLURM_NTASKS is set in the batch script too, which is one process.
         step_tasks=_number(environ, "SLURM_STEP_NUM_TASKS") or 1,
         procid=_number(environ, "SLURM_PROCID") or 0,
         cpus=_number(environ, "SLURM_CPUS_PER_TASK") or _number(environ, "SLURM_CPUS_ON_NODE"),
     )
+
+
+def _read_array(environ: Environ) -> ArrayShape | None:
+    """Return the shape of this task's array; None without an array, or if its indices are irregular."""
+    first, last, count = (_number(environ, f"SLURM_ARRAY_TASK_{name}") for name in ("MIN", "MAX", "COUNT"))
+    if first is None or last is None or count is None:
+        return None
+    shape = ArrayShape(first, _number(environ, "SLURM_ARRAY_TASK_STEP") or 1, count)
+    if shape.position_of(last) != count - 1:  # a list such as 1,2,5 has step 1
+        return None
+    return shape
 
 
 def _number(environ: Environ, name: str) -> int | None:
@@ -134,17 +140,6 @@ class ShardPlace:
         return (self.positions or 1) * self.step_count
 
 
-def array_shape(allocation: Allocation) -> ArrayShape | None:
-    """Return the shape of this task's array; None without an array, or if its indices are irregular."""
-    if allocation.array_indices is None:
-        return None
-    first, last, step, count = allocation.array_indices
-    shape = ArrayShape(first, max(step, 1), count)
-    if shape.position_of(last) != count - 1:  # a list such as 1,2,5 has step 1
-        return None
-    return shape
-
-
 def find_place(allocation: Allocation, frozen: ArrayShape | None) -> ShardPlace:
     """Return the shard of this task; ``frozen`` is the array's shape in run.toml (None: the run has no array)."""
     place = ShardPlace(step_index=allocation.procid, step_count=allocation.step_tasks)
@@ -164,8 +159,9 @@ def find_place(allocation: Allocation, frozen: ArrayShape | None) -> ShardPlace:
 
 def _no_shape(allocation: Allocation) -> BadInput:
     """Return why an array task does not know its shard without the shape in run.toml."""
-    if array_shape(allocation) is None:
-        last = "N" if allocation.array_indices is None else allocation.array_indices[-1] - 1
+    if allocation.array is None:
+        tasks = _number(allocation.facts, "SLURM_ARRAY_TASK_COUNT")
+        last = "N" if tasks is None else tasks - 1
         return BadInput(
             "the first index, the step and the count of this array are not known",
             why="the first task of a run computes the shards from them; Slurm does not report those of a list: 1,2,5",

@@ -107,7 +107,7 @@ class Allocation:
     node: str
     restart: int = 0
     array_index: int | None = None
-    array_indices: tuple[int, int, int, int] | None = None  # min, max, step, count from Slurm's variables
+    array: ArrayShape | None = None  # None: without an array, or its indices are a list without a step
     step_tasks: int = 1
     procid: int = 0
     cpus: int | None = None

@@ -20,7 +20,6 @@ from badcjobs.devices.allocation import (
     EndTime,
     Grant,
     ShardPlace,
-    array_shape,
     find_place,
     own_job_id,
     parse_allocation,
@@ -192,7 +191,7 @@ def resolve_task(settings: RunSettings, world: World) -> ResolvedTask:
     began_ms = world.clock.now_ms()
     allocation = read_allocation(world)
     run_toml = RunFolder(settings.out).run_toml
-    mine = FrozenRun.of(settings, array_shape(allocation), world.cwd)
+    mine = FrozenRun.of(settings, allocation.array, world.cwd)
     frozen = FrozenRun.read(run_toml) or mine
     check_against(frozen, mine, run_toml)
     refuse_changed_list(settings, mine)

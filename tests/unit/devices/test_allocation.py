@@ -75,7 +75,7 @@ def test_all_tasks_of_all_steps_share_the_source_exactly(first, step, count, tas
         for procid in range(tasks):
             more = {"SLURM_PROCID": str(procid), "SLURM_STEP_NUM_TASKS": str(tasks)}
             allocation = array_task(index, (first, last, step, count), **more)
-            shape = room.array_shape(allocation)
+            shape = allocation.array
             assert shape == ArrayShape(first, step, count)
             place = room.find_place(allocation, shape)
             assert place == room.ShardPlace(position, count, procid, tasks) and place.count == count * tasks
@@ -99,8 +99,8 @@ def test_without_an_array_the_tasks_of_the_step_are_the_shards_and_an_array_task
             room.find_place(array_task(index, indices), ArrayShape(*frozen) if frozen else None)
         said += [f"[{name}]", str(refused.value), ""]
     pages({"refused.txt": "\n".join(said)})
-    assert room.array_shape(array_task(3, (3, 7, 1, 2))) is None
-    assert room.array_shape(array_task(5, (5, 5, 0, 1))) == ArrayShape(5, 1, 1)
+    assert array_task(3, (3, 7, 1, 2)).array is None
+    assert array_task(5, (5, 5, 0, 1)).array == ArrayShape(5, 1, 1)
 
 
 def test_the_end_of_the_time_is_read_as_slurm_writes_it(pages):
