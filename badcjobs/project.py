@@ -241,18 +241,11 @@ class _Source:
         values = self.document.get(table, {})
         return dict(values) if isinstance(values, dict) else {}
 
-    def whole(self, table: str) -> dict[str, Any]:
-        """Return a table of the file with the keys of ``--config``."""
-        values = self.in_file(table)
-        for dotted, value in self.keys.items():
-            owner, _, key = dotted.rpartition(".")
-            if owner == table:
-                values[key] = value
-        return values
-
     def check(self, table: str, mistakes: list[str]) -> dict[str, Any]:
         """Return the checked values of a table; relative paths in the file start at the file."""
-        values = check_values(table, self.whole(table), partial(self.place, table), mistakes)
+        in_file = self.in_file(table)
+        by_word = {key: self.keys[_dotted(table, key)] for key in SETTINGS[table] if _dotted(table, key) in self.keys}
+        values = check_values(table, in_file | by_word, partial(self.place, table), mistakes)
         if self.file is None:
             return values
         of_file = {key: value for key, value in values.items() if _dotted(table, key) not in self.keys}
