@@ -129,12 +129,13 @@ class AlertBook(Book):
             state = self._states[place]
             was_on = state.alert is not None
             changed = state.take(at_ms, condition, self._conditions[device_id].device)
-            self._note(place, changed, is_new=not was_on or state.alert is None)
+            is_on = state.alert is not None
+            self._note(place, changed, starts_or_ends=is_on != was_on)
 
-    def _note(self, place: _Place, alert: Alert | None, *, is_new: bool = True) -> None:
+    def _note(self, place: _Place, alert: Alert | None, *, starts_or_ends: bool = True) -> None:
         if alert is not None:
             self._unwritten[place, alert.started_at_ms] = alert
-            if is_new:
+            if starts_or_ends:
                 self.tell(alert)
 
     def _write_changes(self) -> None:
