@@ -145,7 +145,6 @@ class Records:
             sysfs=world.environ.get("SYSFS_PATH"),
             started_at_ms=self.started_at_ms,
             asked_at_ms=world.clock.now_ms(),
-            recorder_file=str(self.local.recorder_file),
             publish_to=str(self.target),
             local_folder=str(self.local.path),
             shared=self._live.shared,
@@ -276,10 +275,8 @@ class RecorderHalf:
 
     def uri(self, workplace: Path) -> str | None:
         """Return the URI of the recorder's rows, with a new snapshot if needed; None: there are none."""
-        if self.recorder is None:
-            return None
-        if not self.recorder.over and (self.shared or self._is_removed):
-            self.recorder.request_snapshot(self._snapshot, _SNAPSHOT_TIMEOUT_S)
+        if self.recorder is not None and not self.recorder.over and self._needs_copy:
+            self.recorder.request_snapshot(self._copy, _SNAPSHOT_TIMEOUT_S)
         return self._at_hand(workplace)
 
     def uri_at_hand(self) -> str | None:
@@ -290,9 +287,8 @@ class RecorderHalf:
             return None
 
     def _at_hand(self, workplace: Path) -> str | None:
-        writes_on = self.recorder is not None and not self.recorder.over
-        if self._is_removed or (self.shared and writes_on):
-            return LiveHalf(self._snapshot, "sealed")(workplace)
+        if self._needs_copy:
+            return LiveHalf(self._copy, "sealed")(workplace)
         return left_behind(self.local.recorder_file, shared=self.shared)(workplace)
 
     @property
@@ -301,12 +297,19 @@ class RecorderHalf:
         return self.beside_target if self._is_removed else None
 
     @property
-    def _is_removed(self) -> bool:
-        return not self.local.path.exists()
+    def _needs_copy(self) -> bool:
+        """Whether only a copy can be opened: the folder was removed, or the recorder still writes to a shared file."""
+        if self.recorder is None or self.recorder.over:
+            return self._is_removed
+        return self._is_removed or self.shared
 
     @property
-    def _snapshot(self) -> Path:
-        return self.beside_target if self._is_removed else self.local.recorder_snapshot
+    def _copy(self) -> Path:
+        return self.last_copy or self.local.recorder_snapshot
+
+    @property
+    def _is_removed(self) -> bool:
+        return not self.local.path.exists()
 
 
 # --- badcjobs record: the recorder alone, or around any command -----------------------------------------------------

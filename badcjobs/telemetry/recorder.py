@@ -127,7 +127,6 @@ class SidecarOrder:
     sysfs: str | None  # instead of /sys
     started_at_ms: int
     asked_at_ms: int
-    recorder_file: str
     publish_to: str
     local_folder: str
     shared: bool = False  # the files are on a shared filesystem: the safe mode

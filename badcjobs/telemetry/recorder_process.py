@@ -88,14 +88,15 @@ class RecorderProcess:
         order = self.order
         reader = self.reader
         now_ms = self.clock.now_ms()
-        writer = self._writer = TelemetryWriter(Path(order.recorder_file), order.task_id, shared=order.shared)
+        folder = LocalFolder(Path(order.local_folder))
+        writer = self._writer = TelemetryWriter(folder.recorder_file, order.task_id, shared=order.shared)
         self._sampler = Sampler(reader, order.devices, Gaps(writer, now_ms))
         lookup = ProcessLookup(wrapper_pid=order.wrapper_pid, marks=order.own_marks)
         self._alerts = AlertBook(writer, order.devices, order.limits, self._send_alert)
         self._cost = CostBook(writer, order.interval_s, now_ms, lambda: (reader.backend, reader.why))
         books: list[Book] = [self._alerts, ProcessBook(writer, lookup.look_up), SourceBook(writer), self._cost]
         if not order.shared:
-            books.append(LatestBook(LocalFolder(Path(order.local_folder)), reader))
+            books.append(LatestBook(folder, reader))
         self._recorder = Recorder(
             self._sampler,
             HostReader().read,

@@ -1,6 +1,6 @@
 """The recorder's own process with four devices on a machine that has one: it is read four times over.
 
-Started by telemetry.py as ``python four_devices.py FILE``; hears the wrapper's words. All is as in a job but the
+Started by telemetry.py as ``python four_devices.py FOLDER``; hears the wrapper's words. All is as in a job but the
 reader: four NVML readers instead of one, so reports of errors are fetched four times as often.
 """
 
@@ -38,7 +38,7 @@ class FourTimes(GpuReader):
 
 
 def main() -> None:
-    file, clock = sys.argv[1], SystemClock()
+    folder, clock = sys.argv[1], SystemClock()
     now_ms = clock.now_ms()
     reader = FourTimes([open_reader(StandIn(), clock, now_ms, os.environ.get("PATH")) for _ in range(DEVICES)])
     real = reader.real
@@ -46,8 +46,8 @@ def main() -> None:
     devices = [Followed(number + 1, str(number), number, *facts) for number in range(DEVICES)]
     order = SidecarOrder(
         mark="bench", task_id=1, wrapper_pid=os.getppid(), devices=devices, interval_s=1.0, stand_in=StandIn(),
-        search_path=None, sysfs=None, started_at_ms=now_ms, asked_at_ms=now_ms, recorder_file=file,
-        publish_to=file, local_folder=str(Path(file).parent),
+        search_path=None, sysfs=None, started_at_ms=now_ms, asked_at_ms=now_ms,
+        publish_to=folder, local_folder=folder,
     )  # fmt: skip
     run_recorder(order, reader, LinePipe(sys.stdin.fileno(), sys.stdout.fileno()), clock, again=False)
 

@@ -177,8 +177,8 @@ def judge_load(folder: Path, promises: Promises, duty: int, seconds: float, envi
 def judge_recorder(folder: Path, promises: Promises, seconds: float) -> None:
     """Measure the recorder's process with four devices: this GPU, read four times over as if it were four."""
     # A start costs the same however long the recorder lives, and varies more than a minute of recording costs.
-    start = sorted(measure_recorder(folder / f"start{n}.sqlite", 5) for n in range(3))[1]
-    whole = measure_recorder(folder / "whole.sqlite", 5 + 2 * seconds)
+    start = sorted(measure_recorder(folder / f"start{n}", 5) for n in range(3))[1]
+    whole = measure_recorder(folder / "whole", 5 + 2 * seconds)
     percent = 100 * (whole[0] - start[0]) / (whole[1] - start[1])
     promises.at_most("recorder at 1 Hz × 4 devices: of one core", percent, 0.5, "%")
     promises.just("  processor time to start, once", start[0], "s")
@@ -186,15 +186,16 @@ def judge_recorder(folder: Path, promises: Promises, seconds: float) -> None:
     promises.just("  worst lateness", 1000 * whole[3], "ms")
 
 
-def measure_recorder(target: Path, seconds: float) -> tuple[float, float, int, float]:
+def measure_recorder(folder: Path, seconds: float) -> tuple[float, float, int, float]:
     """Record for some time, with modules compiled as installed ones are; return what the recorder wrote of itself."""
-    program = [sys.executable, str(HERE / "four_devices.py"), str(target)]
+    folder.mkdir()
+    program = [sys.executable, str(HERE / "four_devices.py"), str(folder)]
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     recorder = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ)
     time.sleep(seconds)
     recorder.communicate(b"stop\npublished\n", timeout=30)
     cost = "SELECT cpu_s, (last_at_ms - started_at_ms) / 1000.0, memory_bytes, worst_late_s FROM recorder"
-    with closing(sqlite3.connect(target)) as db:
+    with closing(sqlite3.connect(folder / "recorder.sqlite")) as db:
         assert db.execute("SELECT count(DISTINCT device_id) FROM sample WHERE power_w IS NOT NULL").fetchone()[0] == 4
         found: tuple[float, float, int, float] = db.execute(cost).fetchone()
         return found
