@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from badcjobs.errors import BadInput, NotHere
-from badcjobs.model import Device, WorkerPlan
+from badcjobs.model import WorkerPlan
 from badcjobs.seams import Environ
 from badcjobs.small_files import open_regular
 
@@ -177,7 +177,9 @@ def worker_environment(environ: Environ, plan: WorkerPlan) -> dict[str, str]:
     env["BADCJOBS_DEVICE_UUID"] = (device and device.uuid) or ""
     env.setdefault("OMP_NUM_THREADS", str(plan.threads))
 
-    variables = _show_only(device)
+    variables = show_only(None, "")
+    if device is not None:
+        variables = show_only(device.vendor, device.pin)
     if device is not None and device.vendor == "amd":
         for name in _COUNT_WITHIN_ROCR:
             for prefix in _CONTAINERS:
@@ -193,14 +195,14 @@ def worker_environment(environ: Environ, plan: WorkerPlan) -> dict[str, str]:
     return env
 
 
-def _show_only(device: Device | None) -> dict[str, str]:
-    """Return the variables that show a program only this device; None: no device."""
-    if device is None:
-        # HIP ignores an empty CUDA_VISIBLE_DEVICES and shows all devices; ROCR obeys an empty list.
-        return {"CUDA_VISIBLE_DEVICES": "", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", _ROCR: ""}
-    if device.vendor == "amd":
-        return {_ROCR: device.pin}
-    return {"CUDA_VISIBLE_DEVICES": device.pin, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+def show_only(vendor: str | None, names: str) -> dict[str, str]:
+    """Return the variables that show a program only these devices, separated by commas; without a vendor, none."""
+    if vendor == "amd":
+        return {_ROCR: names}
+    variables = {"CUDA_VISIBLE_DEVICES": names, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    if vendor is None:
+        variables[_ROCR] = ""  # HIP ignores an empty CUDA_VISIBLE_DEVICES and shows all devices
+    return variables
 
 
 def last_lines(path: Path, limit: int = 2000) -> str:

@@ -32,7 +32,7 @@ from badcjobs.words import UNKNOWN, memory, plain, share_words, temperature
 
 if TYPE_CHECKING:
     from badcjobs.devices.free import DeviceRequest
-    from badcjobs.devices.listing import Listing
+    from badcjobs.devices.listing import DeviceNow, Listing
     from badcjobs.model import StandIn
 
 
@@ -68,7 +68,7 @@ def gpus(
         fix = "badcjobs gpus --simulate 2   (shows simulated ones), or request one"
         raise NotHere("no GPU here", why=listing.why, fix=fix)
     to_take = request is not None and listing.devices[0].backend != "simulated"
-    say(_devices_text(listing.to_dict(), processes=everything, to_take=to_take, width=terminal_width()))
+    say(_devices_text(listing, processes=everything, to_take=to_take, width=terminal_width()))
     if request is None:
         say_next(*this_command(name="monitor", without=["--all"]))
     elif not to_take:
@@ -188,71 +188,71 @@ def cluster(
 _LONGEST_MODEL = 28
 
 
-def _devices_text(listing: Mapping[str, Any], *, processes: bool, to_take: bool, width: int | None) -> str:
+def _devices_text(listing: Listing, *, processes: bool, to_take: bool, width: int | None) -> str:
     """Return the devices of ``badcjobs gpus`` with the reasons; optionally their processes, or the line to use them."""
     from badcjobs.devices.allocation import VISIBLE
     from badcjobs.report.text import wrap
 
-    devices = listing["devices"]
-    reasons = [f"{_device_name(device)}: {device['why']}" for device in devices]
-    reasons += [f"{_device_name(device)}: no reading: {device['trouble']}" for device in devices if device["trouble"]]
-    reasons += [f"{_device_name(device)}: skipped: {device['why']}" for device in listing["skipped"]]
-    reasons.append(f"granted: {listing['why']}")
-    if listing["backend_why"]:
-        reasons.append(f"read through {listing['backend']}: {listing['backend_why']}")
+    devices = listing.devices
+    reasons = [f"{_device_name(device)}: {device.why}" for device in devices]
+    reasons += [f"{_device_name(device)}: no reading: {device.trouble}" for device in devices if device.trouble]
+    reasons += [f"{_device_name(device)}: skipped: {device.why}" for device in listing.skipped]
+    reasons.append(f"granted: {listing.why}")
+    if listing.backend_why:
+        reasons.append(f"read through {listing.backend}: {listing.backend_why}")
 
     lines = [*_device_table(devices, width), ""]
     for reason in reasons:
         lines += [f"  {reason}"] if width is None else wrap(f"  {reason}", indent=4, width=width)
     if processes:
         lines += ["", *_process_lines(devices, width)]
-    vendor = devices[0]["vendor"]
+    vendor = devices[0].vendor
     if to_take and vendor in VISIBLE:
-        pins = ",".join(device["pin"] for device in devices)
+        pins = ",".join(device.pin or "" for device in devices)
         lines += ["", f"next: export {VISIBLE[vendor]}={pins}"]
     return "\n".join(map(plain, lines))
 
 
-def _device_table(devices: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
+def _device_table(devices: Sequence[DeviceNow], width: int | None) -> list[str]:
     heads = columns("<index", "<uuid", "<name", "free", "of", "util", "<load", "temp", "score", "backend")
     rows = []
     for device in devices:
         row = (
-            UNKNOWN if device["index"] is None else str(device["index"]),
-            device["uuid"] or f"token {device['token']}",
-            (device["name"] or UNKNOWN)[:_LONGEST_MODEL],
-            memory(device["memory_free_bytes"]),
-            memory(device["memory_total_bytes"]),
-            share_words(device["utilization_percent"]),
-            device["load"] or UNKNOWN,
-            temperature(device["temperature_c"]),
-            UNKNOWN if device["score"] is None else f"{device['score']:.2f}",
-            device["backend"],
+            UNKNOWN if device.index is None else str(device.index),
+            device.uuid or f"token {device.token}",
+            (device.name or UNKNOWN)[:_LONGEST_MODEL],
+            memory(device.memory_free_bytes),
+            memory(device.memory_total_bytes),
+            share_words(device.utilization_percent),
+            device.load or UNKNOWN,
+            temperature(device.temperature_c),
+            UNKNOWN if device.score is None else f"{device.score:.2f}",
+            device.backend,
         )
         rows.append(row)
     return table_text(Table("devices", "Devices", heads, rows), width)
 
 
-def _process_lines(devices: Sequence[Mapping[str, Any]], width: int | None) -> list[str]:
+def _process_lines(devices: Sequence[DeviceNow], width: int | None) -> list[str]:
     """Return the processes on the devices, and which devices do not tell theirs."""
     rows = []
     for device in devices:
         name = _device_name(device)
-        if device["processes"] is None:
+        if device.processes is None:
             rows.append((name, UNKNOWN, UNKNOWN, "process list not available", UNKNOWN))
-        for process in device["processes"] or ():
-            user = process["user"] or UNKNOWN
-            program = process["program"] or UNKNOWN
-            rows.append((name, str(process["pid"]), user, program, memory(process["memory_used_bytes"])))
+        for process in device.processes or ():
+            user = process.user or UNKNOWN
+            program = process.program or UNKNOWN
+            rows.append((name, str(process.pid), user, program, memory(process.memory_used_bytes)))
     if not rows:
         return ["  no process is on these devices"]
     heads = columns("<device", "<pid", "<user", "<program", "memory")
     return table_text(Table("processes", "Processes", heads, rows), width)
 
 
-def _device_name(device: Mapping[str, Any]) -> str:
-    if device["index"] is None:
-        return f"token {device['token']}"
-    if device["parent_uuid"]:  # slices share an index
-        return str(device["uuid"])
-    return f"GPU {device['index']}"
+def _device_name(device: DeviceNow) -> str:
+    if device.index is None:
+        return f"token {device.token}"
+    if device.parent_uuid:  # slices share an index
+        return str(device.uuid)
+    return f"GPU {device.index}"

@@ -28,7 +28,7 @@ from badcjobs.cluster.sbatch_options import Request, parse_positive
 from badcjobs.cluster.scheduler import TIMEOUT, TaskOutcome
 from badcjobs.devices.allocation import node_name, without_job
 from badcjobs.model import Device, StandIn
-from badcjobs.processes import die_with_parent
+from badcjobs.processes import die_with_parent, show_only
 from badcjobs.task.startup import NO_RESTART_VARIABLE, NOTES_VARIABLE, World
 
 _LOG_LETTERS = re.compile(r"%([%Aajx])")
@@ -144,14 +144,11 @@ class LocalJob:
 def visible_lists(devices: Sequence[Device]) -> dict[str, str]:
     """Return the variables that make only these devices visible; for no devices, those that hide all."""
     if not devices:
-        # HIP ignores an empty CUDA_VISIBLE_DEVICES and shows every device; ROCR_VISIBLE_DEVICES works.
-        return {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
-    if devices[0].vendor == "amd":
-        return {"ROCR_VISIBLE_DEVICES": ",".join(device.pin for device in devices)}
-    tokens = [device.token for device in devices]
-    if not all(token.isdecimal() for token in tokens):  # CUDA does not accept numbers and UUIDs in one list
-        tokens = [device.pin for device in devices]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(tokens), "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+        return show_only(None, "")
+    names = [device.token for device in devices]
+    if devices[0].vendor == "amd" or not all(name.isdecimal() for name in names):
+        names = [device.pin for device in devices]  # CUDA does not accept numbers and UUIDs in one list
+    return show_only(devices[0].vendor, ",".join(names))
 
 
 class Attempt:

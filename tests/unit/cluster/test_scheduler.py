@@ -106,7 +106,7 @@ def test_a_task_sees_its_devices_in_its_vendors_list():
     assert cluster.visible_lists(cards) == {"CUDA_VISIBLE_DEVICES": "0,1", **order}
     assert cluster.visible_lists([piece, cards[0]]) == {"CUDA_VISIBLE_DEVICES": "MIG-0007,GPU-0000", **order}
     assert cluster.visible_lists([amd]) == {"ROCR_VISIBLE_DEVICES": "GPU-0123456789abcdef"}
-    assert cluster.visible_lists([]) == {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
+    assert cluster.visible_lists([]) == {"CUDA_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": "", **order}
 
 
 def test_devices_array_and_cores_limit_how_many_run_and_it_is_said_where_cores_do(tmp_path, pages):
