@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,13 +25,12 @@ from badcjobs.sources.open import Sources, open_sources, open_sources_of
 from badcjobs.sources.places import gives_places, place_sources, place_words
 from badcjobs.store.connect import read_only_uri, reading
 from badcjobs.store.read_job import known_lengths, merged_files, read_outline
-from badcjobs.store.read_model import Completeness, Freshness, JobFacts
+from badcjobs.store.read_model import Completeness, Freshness, JobFacts, TaskFacts
 from badcjobs.store.submission_record import NO_NOTE, Trace, find_trace
 from badcjobs.store.task_writer import count_places
 from badcjobs.words import index_ranges
 
 Progress = Callable[[int], None]  # how many rows of the source have been read
-Indices = set[int | None]  # of an array; None: a task outside it
 
 NOT_LISTED = "not listed"  # the state of a row that is in no task
 _STEP = 10_000  # rows between two progress messages
@@ -78,7 +77,8 @@ def _with_commands(proof: Completeness, facts: JobFacts, run: RunFolder, frozen:
     new = frozenset(facts.merged.new_indices)
     missing = tuple(index for index in absent if index not in new)
     unmerged = tuple(index for index in absent if index in new)
-    left, failed = _unfinished(facts)
+    left = _indices(task for task in facts.tasks if task.pending)
+    failed = _indices(task for task in facts.tasks if task.failed)
     to_do = (left.union(absent) - new) or (failed - new)
     indices: tuple[int, ...] = ()
     if frozen.array is not None:
@@ -111,8 +111,13 @@ def absent_indices(facts: JobFacts, shape: ArrayShape | None) -> list[int]:
     """Return the array indices that left no database; none, if a task outside the array took all of the source."""
     if shape is None or any(task.is_local and task.shard_count == 1 for task in facts.tasks):
         return []
-    present = {task.array_index for task in facts.tasks if not task.is_local}
+    present = _indices(facts.tasks)
     return [index for index in shape.indices if index not in present]
+
+
+def _indices(tasks: Iterable[TaskFacts]) -> set[int | None]:
+    """Return the indices of these tasks in their array; None: a task outside it."""
+    return {None if task.is_local else task.array_index for task in tasks}
 
 
 def _find_frozen(beside: Path, file_folders: Sequence[str]) -> list[tuple[RunFolder, FrozenRun]]:
@@ -150,19 +155,6 @@ def _open_frozen_sources(frozen: FrozenRun) -> Sources:
     paths = [Path(path) for path in frozen.settings["source"]]
     root = frozen.settings.get("root")
     return open_sources(paths, root=None if root is None else Path(root), cutting=frozen.cutting)
-
-
-def _unfinished(facts: JobFacts) -> tuple[Indices, Indices]:
-    """Return the array tasks (None: no array task) with work left, and those with failed chunks."""
-    left: Indices = set()
-    failed: Indices = set()
-    for task in facts.tasks:
-        index = None if task.is_local else task.array_index
-        if task.pending:
-            left.add(index)
-        if task.failed:
-            failed.add(index)
-    return left, failed
 
 
 def _reason(error: Exception) -> str:

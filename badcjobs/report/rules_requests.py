@@ -315,14 +315,13 @@ def _time_used(facts: JobFacts, summary: Summary) -> Cases:
     longest = max(ended, key=lambda task: task.wall_s)
     requested_s = max(task.time_limit_s or 0.0 for task in ended)
     advised_s = _with_margin(longest.wall_s)
-    near = longest.wall_s >= _NEAR * requested_s
     yield {
-        "near": near,
+        "near": longest.wall_s >= _NEAR * requested_s,
         "far": _is_far(requested_s, advised_s, _FAR_S, ended, summary),
         "asked_s": requested_s,
         "longest": longest,
         "of_asked": share(longest.wall_s, requested_s),
-        "time": clock(round_up(max(advised_s, 1.2 * requested_s)) if near else advised_s),
+        "time": clock(advised_s),
         "subjects": [longest.name],
     }
 

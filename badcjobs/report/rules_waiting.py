@@ -306,25 +306,21 @@ def _start_up_figures(tasks: Tasks, devices: Sequence[DeviceFacts], facts: JobFa
 
 def _worker_figures(tasks: Tasks, devices: Sequence[DeviceFacts], facts: JobFacts) -> Figures:
     """Return the workers, their cores and memory, what more of them would need, and the result of trying more."""
-    cores = max(task.cpus or 0 for task in tasks)
-    short_by = 0.9 / max(busy_share(devices) or 0.0, 0.01)
     workers = sum(task.workers or 1 for task in tasks)
     requested = max(task.memory_limit_bytes or 0 for task in tasks)
-    no_memory = _reasons(facts, _NO_MEMORY)
-    tried = _reasons(facts, _TOOK_BACK)
     return {
         "used_cores": middle(task.cpu_mean_cores for task in tasks),
         "cores_granted": middle(task.cpus or None for task in tasks),
-        "cores": math.ceil(cores * min(2.0, short_by)) or None,
+        "cores": 2 * max(task.cpus or 0 for task in tasks) or None,
         "each": round(workers / len(tasks)),
         "started": sum(device.work.workers for device in devices),
         "places": workers,
         "memory_used": max(not_none(device.memory_peak_bytes for device in devices), default=None),
         "memory_total": max(not_none(device.memory_total_bytes for device in devices), default=None),
-        "per_gpu": workers / max(1, len(devices)),
-        "short": next(iter(no_memory), None),
+        "per_gpu": workers / len(devices),
+        "short": _reasons(facts, _NO_MEMORY)[:1],
         "more_gib": math.ceil(2 * requested / 2**30),
-        "tried": next(iter(tried), None),
+        "tried": _reasons(facts, _TOOK_BACK)[:1],
     }
 
 
