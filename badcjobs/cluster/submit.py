@@ -114,7 +114,7 @@ def survey_source(settings: RunSettings, cwd: Path, progress: Progress) -> Sourc
     sources = open_placed_sources(settings, cwd)
     rows = 0
 
-    def on_row(_row: int, _part: int, _key: tuple[str, str]) -> None:
+    def on_row(_key: tuple[str, str]) -> None:
         nonlocal rows
         rows += 1
         progress(rows)

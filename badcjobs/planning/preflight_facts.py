@@ -297,7 +297,7 @@ def _count_chunks(sources: Sources, progress: Progress) -> tuple[SourceFacts, li
     keys = SeenKeys()
     rows = 0
 
-    def note(_row: int, _part: int, key: tuple[str, str]) -> None:
+    def note(key: tuple[str, str]) -> None:
         nonlocal rows
         rows += 1
         keys.add(key)

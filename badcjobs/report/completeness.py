@@ -176,7 +176,7 @@ def _compare(database: Path, facts: JobFacts, sources: Sequence[Sources], progre
     with closing(sqlite3.connect("", isolation_level=None, uri=True)) as db:  # in memory, or on disk
         db.executescript(_SCRATCH)
 
-        def add(_row: int, _part: int, key: tuple[str, str]) -> None:
+        def add(key: tuple[str, str]) -> None:
             """Add a row of a source; a repeated row counts once, because it is done once."""
             db.execute("INSERT OR IGNORE INTO row VALUES (?, ?)", key)
             if db.total_changes % _STEP == 0:

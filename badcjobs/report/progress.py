@@ -114,7 +114,7 @@ def estimate_rest(
     rest = 0.0  # over what is done; 0: not known
     if audio_left_s and job.audio_processed_s > 0:
         rest = audio_left_s / job.audio_processed_s
-    wall_left_s = rest * wall_s or None
+    wall_left_s = rest * wall_s
 
     # At the speed of the running tasks; the chunks left are weighted by their length.
     running = [task for task in job.tasks if task.state == RUNNING]
@@ -122,19 +122,17 @@ def estimate_rest(
     end_ms = expected_end_ms(job.tasks, rest * done or left)
     if end_ms is not None:
         wall_left_s = (end_ms - last_sign_ms) / 1000
-    end_at_ms = None
-    if wall_left_s is not None:
+    if wall_left_s:
         wall_left_s = with_start_and_longest(wall_left_s, job.tasks, starts=not running)
-        end_at_ms = last_sign_ms + round(1000 * wall_left_s)
-    if not running or (end_at_ms or 0) <= (now_ms or 0):
-        end_at_ms = None  # there is none, or the estimate was wrong
+    end_at_ms = last_sign_ms + round(1000 * wall_left_s)
+    is_ahead = running and wall_left_s and end_at_ms > (now_ms or 0)  # otherwise the estimate was wrong
     return Outlook(
         chunks=left,
         whole_source=not_listed is not None,
         audio_hours=audio_left_s and audio_left_s / 3600,
         gpu_hours=rest * gpu_s / 3600 or None,
-        wall_s=wall_left_s,
-        end_at_ms=end_at_ms,
+        wall_s=wall_left_s or None,
+        end_at_ms=end_at_ms if is_ahead else None,
     )
 
 

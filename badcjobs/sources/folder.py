@@ -39,8 +39,8 @@ class ListedRecording(NamedTuple):
     path: str
 
 
-# A recording, its number over all sources, and its length if it is known already.
-_Ours = tuple[ListedRecording, int, float | None]
+# A recording, and its length if it is known already.
+_Ours = tuple[ListedRecording, float | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class AudioList:
             return look_at(path, self.folders, walk.read_header)
 
         ours = look_ahead(self._ours(walk), look, walk.while_waiting)
-        for ((line, recording_id, path), walk.row, known_s), answer in ours:
+        for ((line, recording_id, path), known_s), answer in ours:
             recording = Chunk(recording_id, recording_id, path, "")
             if isinstance(answer, NoAudio):
                 refusal = "contains audio that cannot be used: " if self.is_folder else ""
@@ -84,7 +84,6 @@ class AudioList:
     def _ours(self, walk: Walk) -> Iterator[tuple[_Ours, str | None]]:
         """Yield the recordings of this shard, each with the path to look at; None: its length is known."""
         for recording in self.recordings(walk.mistakes, walk.remarks):
-            row = walk.rows
             if not walk.takes(
                 recording.recording_id,
                 recording.recording_id,
@@ -92,7 +91,7 @@ class AudioList:
             ):
                 continue
             known_s = walk.lengths.get(recording.recording_id)
-            yield (recording, row, known_s), recording.path if known_s is None else None
+            yield (recording, known_s), recording.path if known_s is None else None
 
     def identities(self) -> Iterator[tuple[int, ChunkKey]]:
         for line, recording_id, _ in self.recordings(Mistakes([self.name]), Remarks()):

@@ -25,9 +25,7 @@ from badcjobs.words import count
 
 log = logging.getLogger(__name__)
 
-# Called with the number of a row over all sources (a recording that is cut is one row), the number of its source, both
-# from 0, and (recording_id, chunk_id).
-RowNote = Callable[[int, int, ChunkKey], None]
+NoteKey = Callable[[ChunkKey], None]
 # Each kind has a name as the user wrote it, a description for logs, and a message ``without_rows`` for an empty source.
 # ``chunks`` yields the rows of this shard, and notes the mistakes of all rows and of the audio of this shard.
 # ``identities`` yields line number (0: none) and identity of every row; a recording that is cut is one row.
@@ -89,8 +87,8 @@ class Sources:
             return
         mistakes.raise_any()
 
-    def read_identities(self, note: RowNote, lengths: Mapping[str, float] = _NO_LENGTHS) -> Remarks:
-        """Call ``note`` with every chunk that ``chunks`` would yield for any shard, without looking at the audio.
+    def read_identities(self, note: NoteKey, lengths: Mapping[str, float] = _NO_LENGTHS) -> Remarks:
+        """Call ``note`` for every chunk that ``chunks`` would yield for any shard, without looking at the audio.
 
         Recordings that are cut are an exception: their chunks depend on their length, which is read from the header
         unless it is in ``lengths`` (seconds, by recording_id). Mistakes in the rows are raised as by ``chunks``;
@@ -109,7 +107,7 @@ class Sources:
         walk.note = note
         walk.left_out = self.left_out
         for chunk in self.read_parts(walk, lambda part: part.chunks(walk)):
-            note(walk.row, mistakes.source, chunk.key)
+            note(chunk.key)
         if mistakes.count > mistakes.missing:
             mistakes.raise_any()
         return remarks
@@ -130,12 +128,12 @@ class Sources:
 class _IdentityWalk(Walk):
     """A walk that takes no row, so that no audio is looked at, except recordings that are cut."""
 
-    note: RowNote
+    note: NoteKey
 
     def takes(self, recording_id: str, chunk_id: str, *, to_cut: bool = False) -> bool:
         wanted = recording_id not in self.left_out
         if wanted and not to_cut:
-            self.note(self.rows, self.mistakes.source, (recording_id, chunk_id))
+            self.note((recording_id, chunk_id))
         self.rows += 1
         return wanted and to_cut
 

@@ -278,7 +278,7 @@ def _with_rows(problem: BadInput, sources: Sources) -> BadInput:
     """Add the mistakes in the rows of manifests to an error about places."""
     manifests = tuple(part for part in sources.parts if isinstance(part, Manifest))
     try:
-        replace(sources, parts=manifests).read_identities(lambda *_: None)
+        replace(sources, parts=manifests).read_identities(lambda _: None)
     except BadInput as rows:
         lines = [problem.what, problem.why or "", rows.what, rows.why or ""]
         return BadInput(

@@ -207,7 +207,6 @@ class Walk:
     while_waiting: Callable[[], None] = do_nothing  # from time to time while files are slow; may raise to end the walk
     for_plan: bool = False  # then all headers are read
     rows: int = 0  # counted so far; the rows that are yielded may lag behind
-    row: int = 0  # the number of the recording whose chunks are being yielded; not set for manifests
     # Seconds, by recording_id, for recordings whose header need not be read.
     lengths: Mapping[str, float] = field(default_factory=dict)
     left_out: Collection[str] = ()  # ids of recordings that have no place

@@ -59,7 +59,7 @@ def run_lines(sources, shard):
         keys, lines = [], [f"  {line}" for line in refusal(error)]
     identities = []
     try:
-        again = sources.read_identities(lambda row, part, key: identities.append(key))
+        again = sources.read_identities(identities.append)
         assert shard or not keys or (identities, again.notes()) == (keys, remarks.notes())
     except BadInput:
         assert not keys, "a reader of the names alone refuses less"
