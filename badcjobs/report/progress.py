@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from badcjobs.model import ChartData, Stretches, is_silent, not_none
 from badcjobs.store.figures import StateTime
-from badcjobs.store.read_model import Completeness, DeviceFacts, JobFacts, TaskFacts, UnderWay
+from badcjobs.store.read_model import Completeness, DeviceFacts, JobFacts, TaskFacts
 from badcjobs.words import moment
 
 RUNNING = "running"
@@ -45,8 +45,6 @@ def state_words(task: TaskFacts) -> str:
 
 # --- work in progress of a task that is no longer running is lost -----------------------------------------------------
 
-
-_NONE = UnderWay()
 _ROUNDING_S = 0.001
 
 
@@ -56,8 +54,8 @@ def mark_lost_work(job: JobFacts) -> JobFacts:
     devices = []
     lost_s = job.lost_gpu_s
     for device in job.devices:
-        if device.task not in running and device.under_way != _NONE:
-            lost_s += device.under_way.total_s
+        if device.task not in running and device.work.under_way:
+            lost_s += device.work.under_way_s
             device = _with_lost_work(device)
         devices.append(device)
     return replace(job, devices=tuple(devices), lost_gpu_s=lost_s)
@@ -78,11 +76,12 @@ def _with_lost_work(device: DeviceFacts) -> DeviceFacts:
     working = device.states.get("working", StateTime())
     lost = device.states.get("lost", StateTime())
     # What was measured during one try is not known: use the averages of all tries.
-    share = device.under_way.total_s / working.total_s if working.total_s else 0.0
+    work = device.work
+    share = work.under_way_s / working.total_s if working.total_s else 0.0
     states = {**device.states, "working": working.plus(working, -share), "lost": lost.plus(working, share)}
     states = {state: time for state, time in states.items() if time.total_s > _ROUNDING_S}
-    work = replace(device.work, lost=device.work.lost + device.under_way.tries)
-    return replace(device, states=states, work=work, under_way=_NONE)
+    work = replace(work, lost=work.lost + work.under_way, under_way=0, under_way_s=0.0)
+    return replace(device, states=states, work=work)
 
 
 # --- what is left -----------------------------------------------------------------------------------------------------

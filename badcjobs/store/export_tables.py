@@ -72,14 +72,12 @@ def check_tables(db: sqlite3.Connection, wanted: Sequence[str], path: Path) -> N
 
 
 def read_table(db: sqlite3.Connection, table: str, form: str) -> tuple[dict[str, str], Iterator[list[Row]]]:
-    """Return the columns of a table with their SQL types (empty if not for parquet), and its rows in batches."""
+    """Return the columns of a table with their SQL types (computed ones: only for parquet), and its rows."""
     types = {column.name: column.type for column in as_sqlite_utils(db)[table].columns}
     sql = f"SELECT * FROM {quoted(table)}"
-    if form != "parquet":
-        return dict.fromkeys(types, ""), in_batches(db.execute(sql))
     # A computed column of a view has the type of its values; one query reads them all, because a view may be slow.
     computed = [name for name, kind in types.items() if kind not in _STORED]
-    if computed:
+    if computed and form == "parquet":
         kinds = ", ".join(f"max(typeof({name})) FILTER (WHERE {name} IS NOT NULL)" for name in map(quoted, computed))
         row = db.execute(f"SELECT {kinds} FROM ({sql})").fetchone()
         types |= {name: (kind or "REAL").upper() for name, kind in zip(computed, row, strict=True)}

@@ -161,14 +161,8 @@ class DeviceWork:
     chunk_max_s: float | None = None
     last_end_ms: int | None = None  # end of the last try that has ended
     gave_up: str | None = None  # the error class with which its workers ended before all work was done
-
-
-@dataclass(frozen=True, slots=True)
-class UnderWay:
-    """The cost of tries on one device that were in progress when their task published last; counted as working."""
-
-    tries: int = 0
-    total_s: float = 0.0  # split between tries that run at the same time
+    under_way: int = 0  # tries in progress when their task published last; counted as working
+    under_way_s: float = 0.0  # their time, split between tries at the same time
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +197,6 @@ class DeviceFacts:
     throttled: Mapping[str, int] = field(default_factory=dict)  # reason → number of samples; gpu_idle is not a slowdown
     work: DeviceWork = DeviceWork()
     spark: tuple[int | None, ...] = ()  # mean utilization in stretches of equal length; None: no reading
-    under_way: UnderWay = UnderWay()
     # Its last reading, and what it does now
     read_at_ms: int | None = None
     reading: Reading = field(default_factory=Reading)

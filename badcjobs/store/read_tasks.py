@@ -51,7 +51,6 @@ from badcjobs.store.read_model import (
     TaskAlert,
     TaskFacts,
     Trail,
-    UnderWay,
 )
 from badcjobs.store.schema import columns_of
 
@@ -346,15 +345,6 @@ _DEVICES = f"""
     FROM device d JOIN task t USING (task_id)
     JOIN device_summary s USING (device_id)
     WHERE d.task_id = ? ORDER BY d.device_index, d.token"""
-# Tries in progress when their task published last; the caller decides by the time whether they are lost.
-_UNDER_WAY_COST = f"""
-    SELECT a.device_id, sum({UNDER_WAY}), total(c.gpu_s)
-    FROM attempt a JOIN task t USING (task_id)
-    LEFT JOIN worker w USING (worker_id)
-    LEFT JOIN attempt_cost c ON c.task_id = a.task_id
-        AND c.attempt_id = a.attempt_id AND c.state = 'working'
-    WHERE a.outcome IS NULL AND a.device_id IS NOT NULL GROUP BY 1"""
-_NONE = UnderWay()
 _UNREAD = Reading()
 _SHARED = ("task", "node", "name", "backend")  # the same text for many devices: kept once
 _THROTTLED = "SELECT device_id, reason, samples FROM throttle_count WHERE task_id = ?"
@@ -368,7 +358,6 @@ _METRIC_ROWS = """
 def read_devices(db: sqlite3.Connection, *, readings: bool = True) -> Iterator[DeviceFacts]:
     """Yield the devices of all tasks with the totals that were computed at publication, and their last ``readings``."""
     _show_like_job(db)
-    under_way = {device_id: UnderWay(*cost) for device_id, *cost in db.execute(_UNDER_WAY_COST)}
     # One task at a time: a job may have tens of thousands of devices.
     for task in db.execute("SELECT task_id FROM task ORDER BY job_id, array_index, restart, node, name"):
         throttled = grouped(db.execute(_THROTTLED, task))
@@ -387,13 +376,12 @@ def read_devices(db: sqlite3.Connection, *, readings: bool = True) -> Iterator[D
                 throttled=Named(int, throttled[device_id]),
                 work=work[device_id],
                 spark=tuple(sparks[device_id]),
-                under_way=under_way.get(device_id, _NONE),
                 read_at_ms=read_at_ms,
                 reading=reading,
             )
 
 
-# Percentiles by nearest rank.
+# Percentiles by nearest rank. The caller decides by the time whether tries under way are lost.
 _WORK = f"""
     SELECT d.device_id,
            (SELECT count(*) FROM worker w
@@ -406,10 +394,16 @@ _WORK = f"""
            max(a.done_s) FILTER (WHERE a.number <= (95 * a.many + 99) / 100) AS chunk_p95_s,
            max(a.done_s) AS chunk_max_s,
            max(a.ended_at_ms) AS last_end_ms,
-           max(a.error_class) FILTER (WHERE a.error_class IN ('gpu_lost', 'ran_on_cpu')) AS gave_up
+           max(a.error_class) FILTER (WHERE a.error_class IN ('gpu_lost', 'ran_on_cpu')) AS gave_up,
+           count(*) FILTER (WHERE a.is_under_way) AS under_way,
+           total(a.under_way_s) AS under_way_s
     FROM device d LEFT JOIN (
         SELECT a.device_id, a.outcome, a.ended_at_ms, a.error_class,
                (a.outcome IS NULL OR a.outcome = 'lost') AND NOT {UNDER_WAY} AS is_lost,
+               {UNDER_WAY} AS is_under_way,
+               iif({UNDER_WAY}, (
+                   SELECT gpu_s FROM attempt_cost k
+                   WHERE k.task_id = a.task_id AND k.attempt_id = a.attempt_id), NULL) AS under_way_s,
                iif(a.outcome = 'done', (a.ended_at_ms - a.started_at_ms) / 1000.0, NULL) AS done_s,
                row_number() OVER (PARTITION BY a.device_id, a.outcome
                                   ORDER BY a.ended_at_ms - a.started_at_ms) AS number,

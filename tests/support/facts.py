@@ -103,8 +103,6 @@ def make_device(device: DeviceFacts, values: Mapping[str, Any]) -> DeviceFacts:
         made["work"] = replace(device.work, **moments(made["work"]))
     if "metrics" in made:
         made["metrics"] = {name: store.MetricFacts(*figures) for name, figures in made["metrics"].items()}
-    if "under_way" in made:
-        made["under_way"] = store.UnderWay(*made["under_way"])
     if states := made.get("states"):
         made["states"] = spent(**states) if "busy" in states else {n: StateTime(*s) for n, s in states.items()}
     return replace(device, **made)

@@ -180,7 +180,7 @@ def test_what_was_begun_is_work_or_lost(tmp_path, verdict, worker_died):
     job = store.read_job(tmp_path / "job.sqlite")
     device, blind = job.devices
     runs = verdict is None and not worker_died
-    assert (device.work.done, device.work.lost, device.under_way.tries) == (1, int(not runs), int(runs))
+    assert (device.work.done, device.work.lost, device.work.under_way) == (1, int(not runs), int(runs))
     assert (job.cost.tries, job.cost.gpu_s_mean, job.cost.energy_j_mean) == (1, 2.0, pytest.approx(206.0))
     assert device.throttled == {"gpu_idle": 6, "hw_thermal_slowdown": 6}
     assert (blind.energy_j, blind.energy_source, blind.samples, blind.work.done) == (None, None, 0, 0)
