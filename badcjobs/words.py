@@ -81,6 +81,11 @@ def progress(share: float) -> str:
     return f"{percent} %"
 
 
+def three_digits(value: float) -> float:
+    """Round a number to three digits."""
+    return float(f"{value:.3g}")
+
+
 def memory(value: float | None) -> str:
     """Return bytes as GiB or MiB."""
     if value is None:

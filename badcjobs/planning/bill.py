@@ -20,7 +20,7 @@ from badcjobs.planning.plan_survey import Lengths
 from badcjobs.planning.plan_tasks import PlanWish
 from badcjobs.planning.site import Site
 from badcjobs.settings import PlanSettings, RunSettings, SubmitSettings
-from badcjobs.words import count, memory
+from badcjobs.words import count, memory, three_digits
 from badcjobs.workers.chunk_audio import OVERLAP_S, WIDE_GRID_S
 
 FASTEST = "fastest"
@@ -79,7 +79,9 @@ def choose(
         cuts,
     )
     choices = [_make_choice(speed, wish, site, *way) for way in ways]
-    choices.sort(key=lambda choice: (_cost_of(choice), _rounded(choice.joules_per_audio_hour or 0.0), choice.mem_gb))
+    choices.sort(
+        key=lambda choice: (_cost_of(choice), three_digits(choice.joules_per_audio_hour or 0.0), choice.mem_gb)
+    )
     fitting = [choice for choice in choices if choice.fits]
     if not fitting and wish.workers is None:
         return choose(speed, replace(wish, workers=1), site, cuts)
@@ -119,17 +121,12 @@ def _numbers_of_workers(
     return [full if wish.prefer == FASTEST else usual]
 
 
-def _rounded(value: float) -> float:
-    """Round to three digits, so that noise decides nothing."""
-    return float(f"{value:.3g}")
-
-
 def _cost_of(choice: Choice) -> float:
     """Return the billed units or, without weights, GPU time; an estimate counts as a bit more."""
     cost = choice.units_per_1000_audio_hours or 1 / choice.rate
     if not choice.measured:
         cost *= _ESTIMATED
-    return _rounded(cost)
+    return three_digits(cost)  # so that noise decides nothing
 
 
 def usual_request(

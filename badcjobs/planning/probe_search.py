@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from badcjobs.model import FITS, NO_START, TOO_LONG, ProbeKey, ProbeResult, Trial
-from badcjobs.words import count, memory
+from badcjobs.words import count, memory, three_digits
 
 Trials = Sequence[Trial]
 
@@ -83,21 +83,14 @@ def _next_length(trials: Trials, bounds: Bounds, *, lean: bool) -> float | None:
             longer_s = usual_limit_s
         return min(longer_s, bounds.longest_s)
     if fits_s is None:
-        shorter_s = _rounded(too_long_s / 2)
+        shorter_s = three_digits(too_long_s / 2)
         if shorter_s < bounds.shortest_s:
             return None
         return shorter_s
-    middle_s = _rounded(math.sqrt(fits_s * too_long_s))  # on a scale of ratios
+    middle_s = three_digits(math.sqrt(fits_s * too_long_s))  # on a scale of ratios
     if too_long_s <= fits_s * (1 + bounds.tolerance) or not fits_s < middle_s < too_long_s:
         return None
     return middle_s
-
-
-def _rounded(seconds: float) -> float:
-    """Round a length by at most about 1 %."""
-    if seconds >= 100:
-        return round(seconds, 0)
-    return round(seconds, 1 if seconds >= 10 else 2)
 
 
 # --- result -----------------------------------------------------------------------------------------------------------
