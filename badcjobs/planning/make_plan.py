@@ -231,8 +231,7 @@ def _check_long_chunks(plan: CampaignPlan) -> Iterator[Remark]:
 
 def _cut_shorter(survey: Survey, at_most_s: float) -> str:
     """Return the options that cut recordings to chunks of at most so many seconds."""
-    step = 10 ** (math.floor(math.log10(at_most_s)) - 1)  # two digits, rounded down
-    shorter = f"-- --chunk-length {math.floor(at_most_s / step + 1e-9) * step:.6g}"
+    shorter = f"-- --chunk-length {math.floor(at_most_s)}"
     if survey.rows_alone:
         return f"plan the whole recordings instead of this manifest, with {shorter}"
     return f"{shorter}   (whole recordings are cut on the fly)"

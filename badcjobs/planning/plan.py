@@ -56,15 +56,8 @@ from badcjobs.workers.staging import MOST_STAGED_BYTES
 
 _LEFT_OUT = "left-out.txt"
 _IN_ROWS = ("source", "root", "chunk_length", "overlap")
-_EXAMPLE = {  # values of a script, to see whether a template accepts them
-    "array": "0-0",
-    "time": "1:00:00",
-    "gpus-per-node": 1,
-    "cpus-per-task": 1,
-    "mem": "1G",
-    "source": "tasks.txt",
-    "out": "out",
-}
+# To see whether a template accepts the values of a script: 1 can be any of them.
+_EXAMPLE = dict.fromkeys(("array", "time", "gpus-per-node", "cpus-per-task", "mem", "source", "out"), 1)
 FillScript = Callable[[Mapping[str, object], str | None], str]  # values by key of the template, --root
 
 
@@ -399,10 +392,7 @@ def _work_lines(planned: Planned) -> Iterator[tuple[str, str]]:
         audio += f", out of {number(plan.recording_hours)} hours of recordings (chunks overlap)"
     if survey.cut:
         audio += f", {survey.cut:,} of them cut out of longer files on the fly"
-    audio += f"; mean {lengths.mean_ms / 1000:,.1f} s"
-    if lengths.empty:
-        audio += f" (of the {lengths.rows - lengths.empty:,} with audio)"
-    yield "audio", f"{audio}, longest {lengths.longest_ms / 1000:,.1f} s"
+    yield "audio", f"{audio}; mean {lengths.mean_ms / 1000:,.1f} s, longest {lengths.longest_ms / 1000:,.1f} s"
 
     origin = f"{number(speed.audio_hours_per_gpu_hour)} audio-hours per GPU-hour, {speed.origin}"
     if speed.gpu_hours is not None:

@@ -55,9 +55,8 @@ def read_sources(
 
 # --- lengths ----------------------------------------------------------------------------------------------------------
 
-_UNKNOWN = 2**32 - 1
+_UNKNOWN = -1
 _MOST_HELD = 512
-_LONGEST_MS = 2**32 - 2  # 49 days; whatever is longer fits into no walltime, and counts in full in the sum
 
 
 class Lengths:
@@ -70,7 +69,7 @@ class Lengths:
         self.known_ms = 0
         self.longest_ms = 0
         self._guess_ms: int | None = None
-        self._ms = array("I")
+        self._ms = array("q")
         self._many = array("I")
 
     def add(self, length_ms: int | None, many: int = 1) -> None:
@@ -82,7 +81,7 @@ class Lengths:
             self.known_ms += many * length_ms
             self.longest_ms = max(self.longest_ms, length_ms)
             self.empty += many * (length_ms == 0)
-        kept_ms = _UNKNOWN if length_ms is None else min(length_ms, _LONGEST_MS)
+        kept_ms = _UNKNOWN if length_ms is None else length_ms
         if self._ms and self._ms[-1] == kept_ms:
             self._many[-1] += many
         else:
@@ -164,7 +163,6 @@ class Survey:
     nothing_there: int = 0  # chunks that will fail: their file ends before them
     longest: list[tuple[int, str]] = field(default_factory=list)  # length and name, the longest first
     places: PlaceCounts | None = None  # None: no place is given
-    _shown_ms: int = 0  # only longer chunks are shown
 
     def read(
         self,
@@ -187,7 +185,7 @@ class Survey:
             if length_ms is None:
                 if len(self.unknown_names) < EXAMPLES:
                     self.unknown_names.append(row.path)
-            elif length_ms > self._shown_ms:
+            elif len(self.longest) < LONGEST_SHOWN or length_ms > self.longest[-1][0]:
                 self._note_long(length_ms, row)
             if end_ms is not None and not row.fails:
                 if start_ms < until_ms and row.recording_id == before:
@@ -206,8 +204,6 @@ class Survey:
         self.longest.append((length_ms, f"{row.chunk_id} in {row.path}"))
         self.longest.sort(key=lambda chunk: -chunk[0])  # of equal ones the first stay
         del self.longest[LONGEST_SHOWN:]
-        if len(self.longest) == LONGEST_SHOWN:
-            self._shown_ms = self.longest[-1][0]
 
 
 class RowFile:

@@ -73,7 +73,6 @@ class PlanWish:
 
 def check_wish(wish: PlanWish, site: Site) -> None:
     """Refuse what cannot be planned, before a long reading; all mistakes in one message."""
-    where = site.name or "the site"
     mistakes = []
     fixes = []
     if wish.gpus_per_task == 0:
@@ -90,7 +89,7 @@ def check_wish(wish: PlanWish, site: Site) -> None:
         (gpus * hours, most_gpu_hours, "GPU-hours", f"--time {max(1, int(most_gpu_hours / gpus))}:00:00"),
     ):
         if amount and most and amount > most:
-            mistakes.append(f"a task asks for {amount:g} {unit}, but {where} allows {most:g}")
+            mistakes.append(f"a task asks for {amount:g} {unit}, but {site.name} allows {most:g}")
             fixes.append(fix)
     refuse(mistakes, " ".join(fixes), "this cannot be planned")
 
