@@ -325,13 +325,11 @@ def find_record(plan: ArrayPlan, *, again: bool) -> records.Record | None:
     """Return the existing job that this command would find; refuse what it would refuse, and change nothing."""
     out = plan.order.out
     record = records.last_submission(out, Slurm().find_array)
-    if record is None:
-        refuse_during_emulation(out)
-        return None
-    if not again:
+    if record is not None and not again:
         _refuse_other_options(record, plan)
         return record
-    _refuse_unfinished(record.job)
+    if record is not None:
+        _refuse_unfinished(record.job)
     refuse_during_emulation(out)
     return None
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 from badcjobs.cluster.scheduler import (
     UNFINISHED,
@@ -82,11 +81,8 @@ def evaluate_job(
         ends = scheduler.ends(result.job, states, folder)
         raise no_task_started(result.job.job_id, ends, then="the same command with --again")
 
-    def nothing_queued(run: Path, job_ids: Iterable[str]) -> Queue:
-        return Queue()
-
     order = MergeOrder([folder.path], folder.job_database)
-    summary = finish_job(order, clock, reading_source=progress, ask_queue=nothing_queued).summary
+    summary = finish_job(order, clock, reading_source=progress, ask_queue=lambda *_: Queue()).summary
     ends = scheduler.ends(result.job, states, folder)
     # An earlier job may have done every chunk, although no task of this job started.
     verdict = verdict_of(ends) if summary.verdict == "done" else summary.verdict

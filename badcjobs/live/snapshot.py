@@ -437,14 +437,13 @@ def total_of_devices(devices: Sequence[DeviceFacts]) -> Total:
 
 
 def _latest_division(tasks: Tasks) -> Tasks:
-    """Return the tasks of the latest division of the source, or of the one that lists more chunks so far."""
+    """Return the tasks of the division of the source that lists most chunks so far; of equal ones the latest."""
     divisions = grouped((task.shard_count, task) for task in tasks if task.begun or task.chunks)
 
-    def last_start_ms(division: Tasks) -> int:
-        return max(task.started_at_ms for task in division)
+    def listed_and_last_start_ms(division: Tasks) -> tuple[int, int]:
+        return sum(task.chunks for task in division), max(task.started_at_ms for task in division)
 
-    latest_first = sorted(divisions.values(), key=last_start_ms, reverse=True)
-    return max(latest_first, key=lambda some: sum(task.chunks for task in some), default=())  # of equal ones the latest
+    return max(divisions.values(), key=listed_and_last_start_ms, default=())
 
 
 def _parts(division: Tasks, array_count: int) -> tuple[int | None, int]:
