@@ -222,6 +222,8 @@ def _load(summary: Summary, drawn: Charts | None) -> Section | None:
     """Return utilization, memory, temperature and power over time."""
     if drawn is None or "timeline" not in drawn.places:
         return None
+    if not drawn.places.keys() & set(CHARTED):
+        return Section("load", "Load", paragraph("There are no readings."))
     charts = ""
     for metric in CHARTED:
         name = tables.SPOKEN[metric][0].capitalize()

@@ -178,8 +178,9 @@ def find_task_databases(inputs: Iterable[Path], target: Path) -> list[Intake]:
         for parent, folders, names in os.walk(place, onerror=errors.append):
             folders[:] = [name for name in folders if not name.startswith(".")]
             live = LocalFolder(Path(parent))
-            if live.wrapper_file.name in names and live.recorder_file.name in names:
-                names.remove(live.recorder_file.name)  # read together with the wrapper's file
+            if live.wrapper_file.name in names:  # the recorder's files are read together with it
+                of_recorder = (live.recorder_file.name, live.recorder_snapshot.name)
+                names = [name for name in names if name not in of_recorder]
             for name in names:  # hidden files are unfinished copies
                 if name.endswith(".sqlite") and not name.startswith(".") and name != "job.sqlite":
                     add(Path(parent, name))
