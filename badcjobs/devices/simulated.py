@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from math import cos, inf, pi, sin
@@ -102,18 +103,15 @@ def _parse_table(noun: type[Any], table: Mapping[str, Any]) -> Any:
 
 def simulated_memory_bytes(folder: Path, uuid: str, *, without_pid: int | None = None) -> int:
     """Return the memory that running processes use of a device, the sum of their files ``<uuid>.<pid>``."""
+    import psutil  # late: a recorder of real devices stays smaller
+
     used = 0
     for file in folder.glob(f"{uuid}.*"):
         pid = file.name.rpartition(".")[2]
-        try:
-            status = Path("/proc", pid, "stat").read_text(encoding="ascii", errors="replace")
-            text = file.read_text(encoding="ascii", errors="replace")
-        except OSError:
-            continue
-        # A zombie no longer uses memory.
-        is_running = status.rpartition(")")[2].split()[0] not in "ZX"
-        if is_running and text.isdecimal() and pid != str(without_pid):
-            used += int(text)
+        with suppress(psutil.Error, OSError, ValueError):  # the process has ended, or the file is being written
+            is_zombie = psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE  # it no longer uses memory
+            if not is_zombie and pid != str(without_pid):
+                used += int(file.read_text())
     return used
 
 
@@ -369,10 +367,9 @@ class ReplayReader(GpuReader):
             f"SELECT device_id, uuid, device_index, {', '.join(_DEVICE)} FROM device WHERE uuid NOT NULL"
             " ORDER BY device_index, parent_uuid NOT NULL, token"
         )
-        for position, (device_id, uuid, index, *columns) in enumerate(rows):
-            facts = {name: value for name, value in zip(_DEVICE, columns, strict=True) if value is not None}
-            facts = {"name": "GPU", "index": position, **facts}
-            if index is not None:
-                facts["index"] = index
+        for position, (device_id, uuid, *columns) in enumerate(rows):
+            facts: dict[str, Any] = {"name": "GPU", "index": position}
+            recorded = zip(("index", *_DEVICE), columns, strict=True)
+            facts |= {name: value for name, value in recorded if value is not None}
             self._ids[uuid] = device_id
             self._inventory.append(InventoryDevice(uuid=uuid, backend=self.backend, **facts))
