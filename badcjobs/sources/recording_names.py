@@ -85,11 +85,9 @@ def path_below_root(
         if path.startswith(root):
             return path.removeprefix(root)
     for whole in (path, posixpath.splitext(path)[0]):
-        if whole.endswith(f"/{recording_id}"):  # ids of a list are paths relative to its root
-            start = len(whole) - len(recording_id)
-            if start > 1:  # the id is the complete path: it is outside the root
-                return path[start:]
-            return None
+        root = whole.removesuffix(f"/{recording_id}")  # ids of a list are paths relative to its root
+        if root not in ("", whole):  # "": the id is the complete path, so it is outside the root
+            return path[len(root) + 1 :]
     return None
 
 
