@@ -27,12 +27,6 @@ from badcjobs.store.connect import as_sqlite_utils, reading, with_logs
 from badcjobs.store.task_writer import count_gaps
 
 Row = tuple[object, ...]
-# The types that tables declare; a view may have columns without a type.
-_STORED = (
-    "INTEGER",
-    "REAL",
-    "TEXT",
-)
 
 
 def in_batches(cursor: sqlite3.Cursor) -> Iterator[list[Row]]:
@@ -76,7 +70,7 @@ def read_table(db: sqlite3.Connection, table: str, form: str) -> tuple[dict[str,
     types = {column.name: column.type for column in as_sqlite_utils(db)[table].columns}
     sql = f"SELECT * FROM {quoted(table)}"
     # A computed column of a view has the type of its values; one query reads them all, because a view may be slow.
-    computed = [name for name, kind in types.items() if kind not in _STORED]
+    computed = [name for name, kind in types.items() if kind not in _ARROW]  # a view may have columns without a type
     if computed and form == "parquet":
         kinds = ", ".join(f"max(typeof({name})) FILTER (WHERE {name} IS NOT NULL)" for name in map(quoted, computed))
         row = db.execute(f"SELECT {kinds} FROM ({sql})").fetchone()

@@ -40,28 +40,25 @@ def write_figures(db: sqlite3.Connection, task_id: int) -> None:
     for table in DERIVED:
         db.execute(f"DELETE FROM {table} WHERE task_id = ?", (task_id,))
     lives = f"SELECT started_at_ms, {LAST_SIGN} FROM task t WHERE task_id = ?"
-    lived = db.execute(lives, (task_id,)).fetchone()  # None: only the recorder has written
+    from_ms, to_ms = db.execute(lives, (task_id,)).fetchone()
     devices = db.execute("SELECT device_id FROM device WHERE task_id = ? ORDER BY device_id", (task_id,)).fetchall()
     for (device_id,) in devices:
         busy, energy = _write_totals(db, task_id, device_id)
-        if lived is not None:
-            from_ms, to_ms = lived
-            tries = db.execute(_TRIES, (to_ms, task_id, device_id)).fetchall()
-            worker_lives = db.execute(_LIVES, (to_ms, task_id, device_id)).fetchall()
-            spans = list(make_spans(from_ms, to_ms, tries, worker_lives))
-            by_state, by_try = sum_by_state(spans, busy, energy)
-            states = {attempt_id: state for attempt_id, _, _, state in tries}
-            times = [(task_id, device_id, state, *astuple(time)) for state, time in sorted(by_state.items())]
-            costs = [
-                (task_id, attempt_id, states[attempt_id], time.total_s, time.busy_s, time.energy_j)
-                for attempt_id, time in sorted(by_try.items())
-            ]
-            db.executemany(insert_sql("device_time"), times)
-            db.executemany(insert_sql("attempt_cost"), costs)
-            _write_stretches(db, task_id, device_id, spans)
-    if lived is not None:
-        db.execute(_THROTTLING, {"task": task_id})
-        db.execute(_TASK_TOTAL, {"task": task_id})
+        tries = db.execute(_TRIES, (to_ms, task_id, device_id)).fetchall()
+        worker_lives = db.execute(_LIVES, (to_ms, task_id, device_id)).fetchall()
+        spans = list(make_spans(from_ms, to_ms, tries, worker_lives))
+        by_state, by_try = sum_by_state(spans, busy, energy)
+        states = {attempt_id: state for attempt_id, _, _, state in tries}
+        times = [(task_id, device_id, state, *astuple(time)) for state, time in sorted(by_state.items())]
+        costs = [
+            (task_id, attempt_id, states[attempt_id], time.total_s, time.busy_s, time.energy_j)
+            for attempt_id, time in sorted(by_try.items())
+        ]
+        db.executemany(insert_sql("device_time"), times)
+        db.executemany(insert_sql("attempt_cost"), costs)
+        _write_stretches(db, task_id, device_id, spans)
+    db.execute(_THROTTLING, {"task": task_id})
+    db.execute(_TASK_TOTAL, {"task": task_id})
 
 
 # A try or a worker without an end gets the end of its task, which is the first parameter.

@@ -602,7 +602,7 @@ class JobFacts:
     alerts: tuple[AlertFacts, ...] = ()
     foreign: tuple[ForeignProcess, ...] = ()
     decisions: tuple[DecisionFacts, ...] = ()
-    cost: CostFacts = field(default_factory=CostFacts)
+    cost: CostFacts = CostFacts()
     cpu_tries: int = 0  # tries that succeeded without a device
     cpu_audio_s: float = 0.0
     overlap_s: float = 0.0  # audio that two chunks have and that counts once; before a merge it is not known
@@ -613,7 +613,7 @@ class JobFacts:
     alert_nodes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # kind of alert → nodes
     recording_names: NameGaps | None = None  # None: there are no recordings
     places: PlaceCounts | None = None  # None: no recording has a place or is left out
-    merged: Freshness = field(default_factory=Freshness)
+    merged: Freshness = Freshness()
 
     @property
     def lossy_files(self) -> int:
