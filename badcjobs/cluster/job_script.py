@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from badcjobs.cluster import sbatch_options as sbatch
 from badcjobs.devices.allocation import sbatch_options
@@ -158,8 +158,9 @@ def read_script(text: str, name: str, environ: Environ, cwd: str, parse: Parser,
     """
     wrong: list[str] = []
     readable = _HERE_DOCUMENT.split(text, maxsplit=1)[0]
-    lines = _read_options(readable, wrong)
-    request = sbatch.read_request(lines.options | sbatch_options(environ) | sbatch.read_options(options), wrong)
+    ignored: list[Mistake] = []
+    own_options = _read_options(readable, wrong, ignored)
+    request = sbatch.read_request(own_options | sbatch_options(environ) | sbatch.read_options(options), wrong)
     test = f"sbatch --test-only {shell_line(Path(name))}   (shows the message of sbatch)"
 
     reader = _Reader(readable, environ, cwd, parse, moves="chdir" in request.options)
@@ -181,7 +182,7 @@ def read_script(text: str, name: str, environ: Environ, cwd: str, parse: Parser,
         signal=request.signal,
         call=next(reversed(starts or reader.calls), None),
         mistakes=tuple(Mistake(message, test) for message in wrong),
-        ignored=tuple(lines.ignored),
+        ignored=tuple(ignored),
         wrong_calls=tuple(reader.wrong_calls),
         unread=tuple(unread),
         modules=tuple(module for module in " ".join(_MODULES.findall(text)).split() if module[0].isalpha()),
@@ -196,17 +197,12 @@ def read_script(text: str, name: str, environ: Environ, cwd: str, parse: Parser,
 # --- the options of sbatch ------------------------------------------------------------------------------------------
 
 
-class _OptionLines(NamedTuple):
-    """The ``#SBATCH`` lines of a script."""
+def _read_options(text: str, wrong: list[str], ignored: list[Mistake]) -> dict[str, str]:
+    """Return the options of the ``#SBATCH`` lines by their long names, as sbatch reads them.
 
-    options: dict[str, str]  # by their long names
-    ignored: list[Mistake]  # not at the beginning of a line, or not before the first command
-
-
-def _read_options(text: str, wrong: list[str]) -> _OptionLines:
-    """Read the lines of options, as sbatch does, and those that only look like them."""
+    ``ignored`` gets those not at the beginning of a line, or not before the first command.
+    """
     words: list[str] = []
-    ignored: list[Mistake] = []
     if not text.startswith("#!"):
         wrong.append("its first line is not #!/bin/bash, so sbatch refuses it")
     if "\r\n" in text:
@@ -225,7 +221,7 @@ def _read_options(text: str, wrong: list[str]) -> _OptionLines:
             why = "sbatch reads this as a comment: an option starts with #SBATCH at the beginning of a line"
             fix = f"#SBATCH {option[1]}   (above the first command; or ##SBATCH for a comment)"
             ignored.append(Mistake(f"line {number}: {why}, before the first command", fix))
-    return _OptionLines(sbatch.read_options(words), ignored)
+    return sbatch.read_options(words)
 
 
 def _split(line: str) -> list[str]:
@@ -357,7 +353,8 @@ _REFUSED = ("chdir", "exclusive", "export-file", "gpus-per-socket", "input", "tr
 def read_script_request(script: str, options: Words = ()) -> sbatch.Request:
     """Return what a script requests; ``options`` override it. All mistakes are in one message."""
     mistakes: list[str] = []
-    request = sbatch.read_request(_read_options(script, mistakes).options | sbatch.read_options(options), mistakes)
+    own_options = _read_options(script, mistakes, [])
+    request = sbatch.read_request(own_options | sbatch.read_options(options), mistakes)
     given = request.options
     if given.get("export", "ALL") != "ALL":
         mistakes.append(f"--export={given['export']}: the emulation passes all variables on, and sets none")

@@ -177,7 +177,7 @@ def gpus_of_node(gres: str, gres_used: str) -> tuple[GpuCount, ...]:
 
 def _count_kinds(gres: str) -> Counter[str]:
     counts = Counter[str]()
-    for kind, number in parse_gpus(gres, gres=True):
+    for kind, number in parse_gpus(gres):
         counts[(kind or UNTYPED).lower()] += number
     return counts
 

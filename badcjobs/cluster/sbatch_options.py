@@ -361,29 +361,26 @@ def _nodes(given: Options) -> int:
     return max(1, int(least)) if least.isdecimal() else 1
 
 
-def parse_gpus(text: str, *, gres: bool) -> list[tuple[str | None, int]]:
+def parse_gpus(text: str, option: str = "gres") -> list[tuple[str | None, int]]:
     """Return type (None: not named) and number of each part: ``2``, ``a100:2`` or ``v100:1,a100:1``.
 
-    With ``gres`` the parts are ``gpu``, ``gpu:2``, ``gpu:a100`` or ``gpu:a100:2``, and others are left out.
+    Those of ``--gres`` are ``gpu``, ``gpu:2``, ``gpu:a100`` or ``gpu:a100:2``, and others are left out.
     """
     # sinfo writes gpu:(null):2 for no type, and indices or sockets in brackets, with commas of their own.
     plain = re.sub(r"\([^()]*\)", "", text.replace(":(null)", ""))
-    pattern = _GRES if gres else _GPUS
+    pattern = _GRES if option == "gres" else _GPUS
     counts = []
     for part in filter(None, plain.split(",")):
         match = pattern.fullmatch(part.strip())
         if match is not None:
             counts.append((match["type"], int(match["number"] or 1)))
-        elif not gres:
-            raise ValueError(text)
+        elif option != "gres":
+            raise ValueError(f"--{option}={text} is not a number of GPUs")
     return counts
 
 
 def _gpus(given: Options, name: str) -> int:
-    try:
-        return sum(number for _, number in parse_gpus(given.get(name, ""), gres=name == "gres"))
-    except ValueError:
-        raise ValueError(f"--{name}={given[name]} is not a number of GPUs") from None
+    return sum(number for _, number in parse_gpus(given.get(name, ""), name))
 
 
 def parse_positive(given: Options, name: str) -> int | None:

@@ -101,7 +101,7 @@ def fill_template(
 def _usual_request(values: Values, usual_gpus: str, request: AddRequest) -> dict[str, list[str]]:
     """Return GPUs, cores and memory for the workers of these values."""
     gpus_text = values.get("gpus-per-node", [usual_gpus])[0]
-    gpus = sum(number for _, number in sbatch.parse_gpus(gpus_text, gres=False))
+    gpus = sum(number for _, number in sbatch.parse_gpus(gpus_text, "gpus-per-node"))
     cpus = int(values["cpus-per-task"][0]) if "cpus-per-task" in values else None
     options = request(SubmitSettings(gpus_per_task=gpus, cpus=cpus), "gpus-per-node" not in values)
     request_of_task = {"gpus-per-node": options.gpus_per_task, "cpus-per-task": options.cpus, "mem": options.mem}
