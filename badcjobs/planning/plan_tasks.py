@@ -163,7 +163,7 @@ def share_out(lengths: Lengths, tasks: int) -> list[Share]:
     """
     runs = lengths.runs()
     rows_left = lengths.rows
-    left_ms = sum(length_ms * many for length_ms, many in lengths.runs())
+    left_ms = lengths.total_ms
     shares = []
     length_ms = many = 0  # of neighbours that are equally long, and not taken yet
     for tasks_left in range(max(1, min(tasks, lengths.rows)), 0, -1):
@@ -172,10 +172,10 @@ def share_out(lengths: Lengths, tasks: int) -> list[Share]:
         while rows < most and (not rows or not many):
             if not many:
                 length_ms, many = next(runs)
-            fitting = most
-            if tasks_left > 1:
-                fitting = _fitting(left_ms, tasks_left, audio_ms, length_ms)
-            taken = min(most - rows, many, max(fitting, 0 if rows else 1))
+            fitting = _fitting(left_ms, tasks_left, audio_ms, length_ms)
+            if not rows:  # a task gets at least one
+                fitting = max(1, fitting)
+            taken = min(most - rows, many, fitting)
             rows += taken
             audio_ms += taken * length_ms
             many -= taken
