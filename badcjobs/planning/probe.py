@@ -326,7 +326,7 @@ class ModelSearch:
             return
         end = f"{self.key.gpu}: {run.step.length_s:g} s: {outcome.outcome}, {memory(outcome.peak_bytes)} at most"
         log.info("%s, %s real time", end, speed(outcome.times_real_time))
-        if self._guess is None and is_too_short(outcome, self.lanes(run.step), self._settings.trial_s):
+        if self.rate is None and is_too_short(outcome, self._settings.trial_s):
             self._guess = outcome.times_real_time or _FASTER_THAN_ANYTHING
             log.info("%s: too short to count: repeated with more chunks", self.key.gpu)
             return

@@ -153,10 +153,8 @@ def _sentences(probed: Probed) -> Iterator[str]:
             yield f"{name}: {longest_s:g} s fits, {too_long_s:g} s does not; {safe}"
         elif longest_s is not None:
             yield f"{name}: all that was tried fits, up to {longest_s:g} s"
-        elif too_long_s is not None:
-            yield f"{name}: nothing fits, not even {too_long_s:g} s"
-        elif name == "longest":
-            yield "longest: nothing fits with the usual threads"
+        elif too_long_s is not None or name == "longest":
+            yield f"{name}: nothing fits"
     if result.best_s is not None:
         rate = number(result.times_real_time, 0)
         yield f"best: {result.best_s:g} s ({rate} × real time), the shortest within 2 % of the fastest that is safe"

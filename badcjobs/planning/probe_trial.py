@@ -46,10 +46,9 @@ def count_rounds(
     return min(_MOST_ROUNDS, 1 + math.ceil(seconds / max(one_s, 1e-6)))
 
 
-def is_too_short(trial: Trial, lanes: int, seconds: float) -> bool:
-    """Return whether to repeat a trial with more chunks, because its speed was not known before."""
-    was_a_guess = trial.chunks == lanes * _FIRST_ROUNDS
-    return trial.outcome == FITS and was_a_guess and (trial.work_s or 0.0) < _TOO_SHORT * seconds
+def is_too_short(trial: Trial, seconds: float) -> bool:
+    """Return whether a trial has to be repeated with more chunks to know its speed."""
+    return trial.outcome == FITS and (trial.work_s or 0.0) < _TOO_SHORT * seconds
 
 
 class Trouble(NamedTuple):

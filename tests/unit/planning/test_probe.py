@@ -120,10 +120,9 @@ def test_short_chunks_come_often_enough_to_be_measured_and_speed_counts_from_the
     rounds = {None: 4, 600: 16, 60_000: 64, 30: 2, 8.1: 2, 8: 1, 5: 1}
     assert {rate: planning.count_rounds(60, 2, 3, rate) for rate in rounds} == rounds
     first = replace(trials_of("60=400")[0], chunks=8)
-    short = [planning.is_too_short(replace(first, work_s=s), 2, 3.0) for s in (1.49, 1.5, None)]
+    short = [planning.is_too_short(replace(first, work_s=s), 3.0) for s in (1.49, 1.5, None)]
     assert short == [True, False, True]
-    assert not planning.is_too_short(replace(first, work_s=1.0), 4, 3.0)
-    assert not planning.is_too_short(replace(first, outcome=TOO_LONG), 2, 3.0)
+    assert not planning.is_too_short(replace(first, outcome=TOO_LONG), 3.0)
     for case, expected in {  # lanes, then from when to when each chunk was worked on
         "2: 0-5000 0-6000 5000-7000 6000-8000": (2.0, 60.0), "2: 0-5000 0-6000": (6.0, 20.0),
         "2: 0-5000 0-6000 5000-7000": (7.0, 25.71), "1: 0-5000 4994-7000": (7.0, 17.14), "1: 5-5": (0.0, None),
