@@ -134,8 +134,8 @@ class MetricForm(NamedTuple):
     unit: str
     digits: str  # a Bokeh format
     top: float  # of the axis, from 0
-    limit: float | None = None  # the limit of the device; None: not known, or not the same for all
-    per_unit: float = 1.0  # the value of the column that is 1 in the unit
+    limit: float | None  # the limit of the device; None: not known, or not the same for all
+    per_unit: float  # the value of the column that is 1 in the unit
 
 
 def metric(form: MetricForm, times: Any) -> Figure:

@@ -252,7 +252,7 @@ def _durations(summary: Summary, drawn: Charts | None) -> Section | None:
     about = f"{tries}: median {p50}; 95 % took at most {p95}, the longest {longest}."
     body = paragraph(about)
     if drawn is not None and drawn.histogram is not None:
-        bars = tables.bar_table(drawn.histogram.edges_s, drawn.histogram.counts)
+        bars = tables.bar_table(*drawn.histogram)
         body += figure("histogram", drawn.places["histogram"], f"Histogram of the time for one chunk. {about}")
         body += folded("The same in numbers", table_html(bars))
     return Section("durations", "How long chunks took", body)

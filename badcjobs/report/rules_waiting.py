@@ -42,6 +42,12 @@ _ALL_CORES = 0.85
 _AT_WORK = 0.65  # of a core per worker: an engine that waits uses about 0.5, one at its limit about 0.8
 _PROGRAM_S = 60.0  # a program that takes longer than this per chunk spends its time on work, not on starting
 _GOOD_TASK_S = 1800.0
+# GPU time lost in a busy job is worth a finding if it reaches both, and much if it reaches one of the other two.
+_LARGE_CAUSES = ("waiting_for_audio", "start_up", "tail")
+_WORTH_S = 10 * 3600.0
+_WORTH = 0.02  # of the GPU time
+_MUCH_S = 100 * 3600.0
+_MUCH = 0.05
 # What --workers-per-gpu auto has found, as its last decision about a device model.
 _NO_CORES = (Code.START_ONE_PER_CORE, Code.NO_CORES_FOR_MORE)
 _TOOK_BACK = (Code.MORE_WORKERS_NOT_FASTER, Code.FEWER_WORKERS_AS_FAST)
@@ -214,6 +220,7 @@ def _loss(cause: str, by_cause: Mapping[str, float], tasks: Tasks, facts: JobFac
     cost_s = by_cause[cause]
     lost_s = sum(by_cause.values())
     starts = _start_up_figures(tasks, devices, facts)
+    one_each = any(traits_of(task.engine).one_program_per_chunk for task in tasks)
     return {
         cause: True,
         "busy": share(busy_share(devices) or 0.0, 1.0),
@@ -222,7 +229,7 @@ def _loss(cause: str, by_cause: Mapping[str, float], tasks: Tasks, facts: JobFac
         "of_idle": f"{gpu_time(cost_s)}, {share(cost_s, lost_s)} of the idle time",
         "subjects": [task.name for task in tasks],
         "cost_s": cost_s,
-        "each_chunk": starts["programs"] and starts["starting_s"] < 0.5 * by_cause["start_up"],
+        "each_chunk": one_each and starts["starting_s"] < 0.5 * by_cause["start_up"],
         **starts,
         **_worker_figures(tasks, devices, facts),
     }
@@ -296,7 +303,6 @@ def _start_up_figures(tasks: Tasks, devices: Sequence[DeviceFacts], facts: JobFa
     return {
         "starting_s": starting_s,
         "starting": share(starting_s, sum(device.total_s for device in devices)),
-        "programs": any(traits_of(task.engine).one_program_per_chunk for task in tasks),
         "wall_s": median(task.wall_s for task in tasks),
         "last_index": advised - 1 if array_tasks >= 5 else None,
         "p50_s": middle(device.work.chunk_p50_s for device in devices),
@@ -324,16 +330,7 @@ def _worker_figures(tasks: Tasks, devices: Sequence[DeviceFacts], facts: JobFact
     }
 
 
-# --- GPU time lost in a busy job: a small share of a large job is a lot -----------------------------------------------
-
-_WORTH_S = 10 * 3600.0
-_WORTH = 0.02  # of the GPU time, as well
-_MUCH_S = 100 * 3600.0
-_MUCH = 0.05  # of the GPU time, or
-
-
-_LARGE_CAUSES = ("waiting_for_audio", "start_up", "tail")
-
+# --- uneven tasks -----------------------------------------------------------------------------------------------------
 
 _UNEVEN = 2.0
 _UNEVEN_S = 600.0

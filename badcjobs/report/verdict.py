@@ -297,6 +297,7 @@ HEADLINES = {
 
 def headlines(summary: Summary) -> list[tuple[str, str]]:
     """Return (name, words) in the order they are shown."""
+    places = summary.facts.places
     figures = {
         "s": summary,
         "news": news_words(summary.merged),
@@ -306,21 +307,13 @@ def headlines(summary: Summary) -> list[tuple[str, str]]:
         "more_labels": len(summary.facts.labels[_LABELS:]),
         "verdicts": ", ".join(f"{many:,} {verdict}" for verdict, many in sorted(summary.tasks_by_verdict.items())),
         "log": next(iter(summary.completeness.missing_logs), None),
-        **_source_figures(summary),
+        "why_unknown": summary.completeness.why_unknown if summary.chunks else None,  # a recording has no source
+        "names": "; ".join(_name_gaps(summary.facts.recording_names)),
+        "places": places and place_words(places),
         **_device_figures(summary),
     }
     lines = [(name, "".join(known_texts(templates, figures))) for name, templates in HEADLINES.items()]
     return [(name, words) for name, words in lines if words]
-
-
-def _source_figures(summary: Summary) -> Figures:
-    """Return how much of the source is done, and what the paths of its recordings lack."""
-    places = summary.facts.places
-    return {
-        "why_unknown": summary.completeness.why_unknown if summary.chunks else None,  # a recording has no source
-        "names": "; ".join(_name_gaps(summary.facts.recording_names)),
-        "places": places and place_words(places),
-    }
 
 
 def _name_gaps(gaps: NameGaps | None) -> Iterator[str]:
