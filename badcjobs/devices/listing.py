@@ -94,6 +94,11 @@ class OpenedDevices(NamedTuple):
     grant: Grant
     trouble: str | None  # why no device can be read
 
+    @property
+    def read_by(self) -> str:
+        """What reads the devices, and why; or why nothing does."""
+        return self.trouble or f"read through {self.reader.backend}: {self.reader.why}"
+
     def now(self) -> list[DeviceNow]:
         """Read the granted devices."""
         return [_read_now(device, self.reader) for device in self.grant.devices]

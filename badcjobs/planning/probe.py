@@ -217,7 +217,7 @@ def open_records(
             stand_in = replace(settings.stand_in(world.cwd), ledger=ledger)
             limits = replace(settings.alerts, memory_percent=100.0)  # a probe fills the memory on purpose
             how = RecordingOptions(settings.interval_s, stand_in, limits)
-            records.start_recorder(grant.devices, how, wait_s=_RECORDER_PATIENCE_S)
+            records.start_recorder(grant.devices, how).wait_until_ready(_RECORDER_PATIENCE_S)
         yield records
         verdict = "done"
     finally:

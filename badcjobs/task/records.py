@@ -119,11 +119,8 @@ class Records:
         )
         self._publisher.start()
 
-    def start_recorder(self, devices: tuple[Device, ...], how: RecordingOptions, *, wait_s: float = 0.0) -> None:
-        """Start the recorder as a separate process; it records the same devices by UUID.
-
-        ``wait_s``: wait up to this long for its first sample, so that the work is recorded from its beginning.
-        """
+    def start_recorder(self, devices: tuple[Device, ...], how: RecordingOptions) -> Sidecar:
+        """Start the recorder as a separate process, and return it; it records the same devices by UUID."""
         world = self.world
         listeners = [] if how.on_alert is None else [how.on_alert]
         if how.hooks.command is not None:
@@ -152,8 +149,7 @@ class Records:
             claim_file=self.claim_file,
         )
         self.recorder = self._readings.recorder = Sidecar(order, listeners)
-        if wait_s > 0:
-            self.recorder.wait_until_ready(wait_s)
+        return self.recorder
 
     def start_usage(self) -> None:
         """Start a thread that reads the CPU, memory and disk use of our processes; check_recorder writes it."""
@@ -451,7 +447,7 @@ def start_recording(
     records.writer.add_devices(grant.devices)
     records.writer.update_task(devices=len(grant.devices), workers=0)
     records.start_publishing(_PUBLISH_EVERY_S)
-    records.start_recorder(grant.devices, options, wait_s=_FIRST_SAMPLE_TIMEOUT_S)
+    records.start_recorder(grant.devices, options).wait_until_ready(_FIRST_SAMPLE_TIMEOUT_S)
     return records, grant.devices
 
 

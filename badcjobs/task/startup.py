@@ -288,8 +288,7 @@ def task_mark(allocation: Allocation, world: World) -> str:
 def find_devices(world: World, stand_in: StandIn) -> Grant:
     """Return the devices of this task and the reason, which includes the reader that found them."""
     with open_devices(world.environ, world.clock, stand_in) as sight:
-        read_by = sight.trouble or f"read through {sight.reader.backend}: {sight.reader.why}"
-        return Grant(sight.grant.devices, f"{sight.grant.why}\n{read_by}")
+        return Grant(sight.grant.devices, f"{sight.grant.why}\n{sight.read_by}")
 
 
 def take_free_devices(settings: RunSettings, wanted: int, world: World) -> tuple[Grant, DeviceLocks]:
@@ -310,8 +309,8 @@ def take_free_devices(settings: RunSettings, wanted: int, world: World) -> tuple
             run.stop_waiting()
         granted = {device.uuid: device for device in sight.grant.devices}
         picked = [replace(granted[device.uuid], why=device.why) for device in free]
-        why = f"{sight.grant.why}; the {wanted} most free of {len(granted)}"
-        return Grant(tuple(picked), f"{why}\nread through {sight.reader.backend}: {sight.reader.why}"), locks
+        why = f"{sight.grant.why}; the {wanted} most free of {len(granted)}\n{sight.read_by}"
+        return Grant(tuple(picked), why), locks
 
 
 def raise_if_stopped(stop: StopRequest) -> None:
