@@ -164,9 +164,7 @@ def read_script(text: str, name: str, environ: Environ, cwd: str, parse: Parser,
     test = f"sbatch --test-only {shell_line(Path(name))}   (shows the message of sbatch)"
 
     reader = _Reader(readable, environ, cwd, parse, moves="chdir" in request.options)
-    for line in _LOGICAL_LINE.finditer(readable):
-        number = readable.count("\n", 0, line.start()) + 1
-        reader.read_line(number, re.sub(r"\s*\\\r?\n\s*", " ", line[0]).rstrip())
+    reader.read()
     starts = [call for call in reader.calls if call.command == "run"]
     unread: list[int] = []
     if not reader.calls and not reader.wrong_calls:
@@ -248,7 +246,13 @@ class _Reader:
         self._moves = moves or _MOVING.search(text) is not None  # then relative paths are not known
         self._parse = parse
 
-    def read_line(self, number: int, line: str) -> None:
+    def read(self) -> None:
+        """Read all lines, continued ones as one."""
+        for line in _LOGICAL_LINE.finditer(self._text):
+            number = self._text.count("\n", 0, line.start()) + 1
+            self._read_line(number, re.sub(r"\s*\\\r?\n\s*", " ", line[0]).rstrip())
+
+    def _read_line(self, number: int, line: str) -> None:
         """Read a line; one that is neither an assignment nor a call changes nothing."""
         if default := _DEFAULT.fullmatch(line):
             name, value = default.groups()
