@@ -116,10 +116,8 @@ def read_old_job(target: Path) -> tuple[str, tuple[SourceFile, ...]]:
                     raise _wrong_target(f"{target} is not a database")
                 raise sqlite3.DatabaseError("not a SQLite database")  # perhaps its first page is damaged
         with closing(open_sealed(target)) as db:
-            if read_value(db, "PRAGMA application_id") != APPLICATION_ID:
-                raise _wrong_target(f"{target} is another program's database, not a job database")
-            if not is_job_database(db):
-                raise _wrong_target(f"{target} is a task database, not a job database")
+            if read_value(db, "PRAGMA application_id") != APPLICATION_ID or not is_job_database(db):
+                raise _wrong_target(f"{target} is not a job database")
             if complaint := schema_problem(db):
                 raise _wrong_target(f"{target} has {complaint}")
             return "current", read_source_files(db)
