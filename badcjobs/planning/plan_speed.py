@@ -224,7 +224,7 @@ def _of_job(path: Path, name: str, settings: RunSettings) -> Speed:
     news = news_words(job.merged)
     if news:
         doubts.append(f"the merge of {name}: {news}; what was done since is not in this speed")
-        remedy = merge_again(database, job.file_folders, job.merged)
+        remedy = merge_again(database, job)
     return replace(speed, doubts=doubts, remedy=remedy)
 
 

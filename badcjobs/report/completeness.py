@@ -25,7 +25,7 @@ from badcjobs.sources.open import Sources, open_sources, open_sources_of
 from badcjobs.sources.places import gives_places, place_sources, place_words
 from badcjobs.store.connect import read_only_uri, reading
 from badcjobs.store.read_job import known_lengths, merged_files, read_outline
-from badcjobs.store.read_model import Completeness, Freshness, JobFacts, TaskFacts
+from badcjobs.store.read_model import Completeness, JobFacts, TaskFacts
 from badcjobs.store.submission_record import NO_NOTE, Trace, find_trace
 from badcjobs.store.task_writer import count_places
 from badcjobs.words import index_ranges
@@ -263,7 +263,7 @@ def find_remarks(db: sqlite3.Connection, database: Path, progress: Progress) -> 
     remarks = []
     news = news_words(facts.merged)
     if news:
-        command = merge_again(database, facts.file_folders, facts.merged)
+        command = merge_again(database, facts)
         if command is not None:
             news += f"; to include that: {command}"
         remarks.append(f"merged: {news}")
@@ -280,13 +280,13 @@ def find_remarks(db: sqlite3.Connection, database: Path, progress: Progress) -> 
     return remarks
 
 
-def merge_again(database: Path, file_folders: Sequence[str], merged: Freshness) -> str | None:
+def merge_again(database: Path, facts: JobFacts) -> str | None:
     """Return the command that brings a job database up to date; None: there is nothing to merge here."""
-    if not (merged.changed or merged.new):
+    if not (facts.merged.changed or facts.merged.new):
         return None
-    if database.name == "job.sqlite" and tuple(file_folders) == ("tasks",):
+    if database.name == "job.sqlite" and facts.file_folders == ("tasks",):
         return shell_line("badcjobs", "merge", database.parent)
-    folders = [database.parent / folder for folder in file_folders]
+    folders = [database.parent / folder for folder in facts.file_folders]
     return shell_line("badcjobs", "merge", *folders, "-o", database)
 
 

@@ -121,7 +121,7 @@ def summarize_database(
     return replace(
         summary,
         findings=find(summary),
-        merged=replace(facts.merged, command=merge_again(database, facts.file_folders, facts.merged)),
+        merged=replace(facts.merged, command=merge_again(database, facts)),
         cut_short=next(iter(not_none(map(find_cut_short, runs))), None),  # its array may be in the queue
         place=_place(database),
         bill=_bill(facts, [database.parent, *runs], billing),
