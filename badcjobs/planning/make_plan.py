@@ -12,6 +12,7 @@ from badcjobs.errors import BadInput
 from badcjobs.planning import plan_tasks
 from badcjobs.planning.bill import Choice, Cut, billed_start_up_s, choose
 from badcjobs.planning.findings import Remark, note, problem
+from badcjobs.planning.place_rules import FILES_PER_JOB, FILES_PER_TASK
 from badcjobs.planning.plan_speed import Speed
 from badcjobs.planning.plan_survey import Lengths, Survey, check_survey, to_facts
 from badcjobs.planning.site import Site
@@ -20,8 +21,6 @@ from badcjobs.sources.mistakes import SHOWN, with_more
 from badcjobs.words import count, duration, number
 
 PLAN_VERSION = 1
-FILES_PER_TASK = 12  # at most ten by contract, Slurm's log, and the manifest with its rows
-FILES_PER_WAVE = 12  # run.toml, job.sqlite, report.html, …, the job script and its list
 _HOUR_MS = 3_600_000
 _OTHER_LENGTH = 2  # times as long: the speed of other chunks is not comparable
 _LAST_IS_LONGER_S = 3.0  # than the others, at most, when recordings are cut on the fly
@@ -99,7 +98,7 @@ class CampaignPlan(NamedTuple):
     @property
     def files(self) -> int:
         """How many files the campaign leaves at most."""
-        return self.tasks * FILES_PER_TASK + len(self.waves) * FILES_PER_WAVE
+        return self.tasks * FILES_PER_TASK + len(self.waves) * FILES_PER_JOB
 
 
 def cut_of(

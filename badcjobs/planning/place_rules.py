@@ -15,8 +15,8 @@ from badcjobs.report.rules import PROBLEM, WARNING
 from badcjobs.words import count, data_size
 from badcjobs.workers.staging import MOST_STAGED_BYTES
 
-FILES_PER_TASK = 10  # what one attempt leaves at most, by contract
-_FILES_PER_JOB = 10  # run.toml, job.sqlite, report.html, …
+FILES_PER_TASK = 12  # at most ten by contract, Slurm's log, and the manifest with its rows
+FILES_PER_JOB = 12  # run.toml, job.sqlite, report.html, …, the job script and its list
 _BYTES_PER_CHUNK = 2000  # with its detections
 _BYTES_PER_SECOND = 200  # samples of a GPU and its host
 _SLOWEST = 10  # audio-hours per GPU-hour
@@ -86,8 +86,8 @@ def _check_files(job: Job) -> Iterator[Remark]:
     tasks = job.request.tasks
     if tasks is None:
         return
-    most = tasks * FILES_PER_TASK + _FILES_PER_JOB
-    text = f"{count(tasks, 'task')} × {FILES_PER_TASK} files + {_FILES_PER_JOB} = {most:,} files at most"
+    most = tasks * FILES_PER_TASK + FILES_PER_JOB
+    text = f"{count(tasks, 'task')} × {FILES_PER_TASK} files + {FILES_PER_JOB} = {most:,} files at most"
     left_files = None if out is None else out.free_files
     limit_files, whose = _lowest_limit(job.site, job.site.files, left_files)
     if whose:
@@ -95,7 +95,7 @@ def _check_files(job: Job) -> Iterator[Remark]:
     if most <= limit_files:
         yield fine("files", text)
     else:
-        fitting_tasks = int((limit_files - _FILES_PER_JOB) // FILES_PER_TASK)
+        fitting_tasks = int((limit_files - FILES_PER_JOB) // FILES_PER_TASK)
         yield problem("files", text, job.ask_tasks(max(1, fitting_tasks)))
 
 
