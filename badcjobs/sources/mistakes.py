@@ -48,10 +48,6 @@ class Mistakes:
         if self._file is not None:
             self._file.write(f"{self.describe(self.source, line, text, why, named=True)}\n")
 
-    def add_unseen(self, mistakes: int) -> None:
-        """Count mistakes that are not kept one by one."""
-        self.count += mistakes
-
     def examples(self, most: int) -> tuple[list[str], str | None]:
         """Return the first mistakes, and a line to paste."""
         return [self.describe(*mistake, named=True) for mistake in self._first[:most]], self._fix

@@ -341,5 +341,5 @@ def note_repeats(sources: Sequence[AudioSource], walk: Walk) -> bool:
                 )
             else:
                 first[key] = f"{source.name} line {line}" if line else source.name
-    walk.mistakes.add_unseen(sum(times for number, times in repeated.items() if number not in examined))
+    walk.mistakes.count += sum(times for number, times in repeated.items() if number not in examined)
     return True
