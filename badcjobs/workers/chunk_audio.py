@@ -96,10 +96,10 @@ def cut_chunk(chunk: Chunk, target: Path, cutter: AudioCutter) -> int | None:
 def available_s(chunk: Chunk, cutter: AudioCutter) -> float | None:
     """Return how many seconds of a chunk's audio exist in its file; None: not known."""
     length_s = cutter.length_s(Path(chunk.audio_path))
-    if not chunk.is_cut or length_s is None or chunk.audio_s is None:
+    if not chunk.is_cut or length_s is None:
         return length_s or chunk.audio_s
     there_s = length_s - chunk.start_ms / 1000
-    if 0 < there_s < chunk.audio_s - SLACK_S:
+    if there_s > 0 and (chunk.audio_s is None or there_s < chunk.audio_s - SLACK_S):
         return there_s
     return chunk.audio_s
 

@@ -245,6 +245,13 @@ def test_of_several_of_the_same_length_only_the_first_has_to_find_out(tmp_path):
     assert sum(map(len, bench.tries.values())) <= 14 + 2 * 3, "each worker may have one on its way"
 
 
+def test_a_chunk_with_a_start_and_no_end_has_the_rest_of_its_file(tmp_path):
+    path = make_wav(tmp_path / "long.wav", 20, 500, loud=[])
+    chunk = Chunk("r", "late", path.name, str(path), 12_000, None, is_cut=True)
+    assert workers.available_s(chunk, AudioCutter()) == 8
+    assert workers.available_s(replace(chunk, is_cut=False), AudioCutter()) == 20, "the file is the chunk"
+
+
 class Fed:
     """A session that is fed through the steps of audio, over a scripted one: 20 s need a lean one, 40 s pieces."""
 
