@@ -130,6 +130,8 @@ def kind_of(process: psutil.Process) -> str:
     if "--parent" in words:  # a forked worker has the command line of its parent
         parent = process.parent()
         return "worker" if parent is not None and "--parent" in parent.cmdline() else "parent"
+    if any(word.endswith("hawkears_worker.py") for word in words):  # started alone, after its parent was killed
+        return "worker"
     return "other"
 
 
