@@ -142,7 +142,7 @@ class Engine(Protocol):
         ...
 
     def open(self, plan: WorkerPlan, scratch: Path) -> Session:
-        """Start a session on one device; ``scratch`` is an empty node-local folder."""
+        """Start a session on one device; ``scratch`` is a node-local folder of its worker."""
         ...
 
 

@@ -303,7 +303,7 @@ class RunSettings:
     hooks: AlertHooks = field(default_factory=AlertHooks)  # more keys of the same table
     patterns: tuple[NamePattern, ...] = ()  # of the table [recordings]
     places: ProjectPlaces = field(default_factory=ProjectPlaces)  # of the same table
-    origin: str = field(default="", compare=False)  # the project file, and its program before the engine
+    origin: str = field(default="", compare=False)  # the project file
     billing: Billing | None = None  # of the site
 
     @property

@@ -46,9 +46,9 @@ CONFIG = "badcjobs.config"  # keys of the context of a call
 RUN_OPTIONS = "badcjobs.run_options"
 _NOT_AFTER_DASHES = ("-o", "--out", "--shard", "--json", "--config", "--wait", "--again", "--dry-run", "--cluster")
 Targets = Mapping[str, Path | None]  # output files by their options; None: not requested
-# A typing error (--html job.sqlite) must not replace the results of weeks.
 _STDOUT = frozenset(map(Path, ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")))
 _AUDIO_MAGIC = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")
+# A typing error (--html job.sqlite) must not replace the results of weeks.
 _OF_A_RUN = ("run.toml", "job.sqlite", "submitted.json", "tasks", "logs")
 _SIGNS_OF_A_RUN = ("run.toml", "job.sqlite", "submitted.json", "logs/emulation.lock")
 _TYPES: dict[str, Any] = {"text": str, "texts": list[str], "count": int, "number": float, "switch": bool}

@@ -127,7 +127,7 @@ def _count_done(database: Path, version: FileVersion | None) -> int:
 
 
 def verdict_of(ends: Ends) -> str:
-    """Return the verdict on a run without chunks left, from the tasks alone: one that began counts as done."""
+    """Return the verdict on a run from its tasks alone, as if no chunk were left: one that began counts as done."""
     if all(end.well or end.began for end in ends):
         return "done"
     for end in ends:

@@ -232,7 +232,7 @@ def _last_attempts(run: RunFolder, job_id: str) -> dict[int, tuple[str | None, i
 
 
 class QueueReader:
-    """Asks squeue what it has of a run, at most every 30 s."""
+    """Asks squeue what it has of a run, at most every 30 s, or when the question changes."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

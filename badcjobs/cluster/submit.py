@@ -1,8 +1,8 @@
 """Submit an array to Slurm: read the source, make the order, find its existing job or submit a new one.
 
 Checks that need the complete source are made here once, not in every task. Nothing is submitted twice: an intent is
-recorded before sbatch is called, and signals are delayed until the job number is recorded (``hold``). ``slurm.py``
-makes the scripts and calls sbatch; ``wait_for_job.py`` waits for the job.
+recorded before sbatch is called, and signals are delayed until the job number is recorded (``hold``).
+``array_script.py`` makes the scripts, ``slurm.py`` has them submitted, ``wait_for_job.py`` waits for the job.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def container_options(devices: Sequence[DeviceNow]) -> dict[str, str | None]:
     """
     options: dict[str, str | None] = {"docker": None, "apptainer": None}
     pins = ",".join(device.pin or "" for device in devices)
-    vendor = devices[0].vendor if devices else "none"  # a reader lists the devices of one vendor
+    vendor = devices[0].vendor if devices else "none"  # of one vendor; only the kernel lists several
     if vendor == "nvidia":
         # Docker splits the option at commas, unless its value has quotes of its own.
         options["docker"] = f"--gpus '\"device={pins}\"'"

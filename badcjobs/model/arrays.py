@@ -124,7 +124,7 @@ class Allocation:
 _GIB = 2**30
 _USABLE = 0.9  # of a memory: more raises an alert on a device, and may get a job killed
 LEAST_CPUS = 2  # of a task: badcjobs itself reads and cuts audio
-USUAL_WORKERS = 2  # per GPU, one per core: while nothing is measured, as many as also a slow GPU keeps at work
+USUAL_WORKERS = 2  # per GPU, one per core, while nothing is measured: a slow GPU keeps two at work, too
 
 
 class WorkerMemory(NamedTuple):
@@ -142,7 +142,7 @@ class WorkerMemory(NamedTuple):
         return round(self.start_bytes + self.bytes_per_audio_s * chunk_s)
 
 
-# Of HawkEars with one thread, the device memory plus a quarter; assumed of engines that declare none.
+# Measured with HawkEars and one thread, device memory plus a quarter; assumed of engines that declare none.
 USUAL_MEMORY = WorkerMemory(
     start_bytes=round(1.75 * _GIB),
     bytes_per_audio_s=0.8 * 2**20,

@@ -1,4 +1,4 @@
-"""The JSON document of a summary: ``badcjobs merge --json``."""
+"""The JSON document of a summary: ``--json`` of merge and report, and ``Job.summary()``."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class LiveHalf:
 
 
 def left_behind(path: Path, *, shared: bool) -> LiveHalf:
-    """Return the live file of a process that has ended."""
+    """Return the live file of a process that has ended or does not answer."""
     return LiveHalf(path, "left" if shared else "local")
 
 

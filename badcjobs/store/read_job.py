@@ -310,7 +310,7 @@ def _list(folder: Path, merged: Collection[str]) -> tuple[dict[str, os.stat_resu
         try:
             with os.scandir(folder / parent) as entries:
                 for entry in entries:
-                    name = entry.name.encode("utf-8", "backslashreplace").decode()  # as in shown_path
+                    name = entry.name.encode("utf-8", "backslashreplace").decode()  # as in source_file
                     path = name if parent == "." else f"{parent}/{name}"
                     is_known = path in merged or _task_of(path) is not None
                     with suppress(OSError):  # just removed, or a link that cannot be followed

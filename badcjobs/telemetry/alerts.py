@@ -219,7 +219,7 @@ class Condition(NamedTuple):
     """One kind of problem on one device at one time."""
 
     kind: str
-    on: bool | None  # None: not known
+    on: bool | None  # None: not known, or between the limits
     message: str = ""
     value: float | None = None  # None with a threshold: the duration in seconds
     threshold: float | None = None

@@ -57,7 +57,7 @@ class Limits(NamedTuple):
 
     @property
     def most(self) -> int:
-        """The most workers that the cores and the device allow."""
+        """The most workers that the cores and the mode of the device allow, whatever its memory."""
         if self.exclusive:
             return 1
         return min(_MOST, max(1, self.cores // (self.cores_each or 1)))

@@ -229,7 +229,7 @@ class CommandSession:
         self._end()
 
     def close(self) -> int | None:
-        """Remove the last outputs; exit codes are in the table attempt."""
+        """Remove the last outputs; the exit code of a failure is in the error of its try."""
         shutil.rmtree(self._folder, ignore_errors=True)
         return None
 

@@ -54,8 +54,8 @@ class HawkEars1Engine(CommandEngine):
         *,
         allow_cpu: bool,
     ) -> None:
-        # It may print only one line per recording, and compiles at its start: allow minutes of silence.
         super().__init__(start, "{inputs} {outputs}")
+        # It may print only one line per recording, and compiles at its start: allow minutes of silence.
         self.hang_timeout = HangTimeout(least_s=600.0)
         self._python = python
         self._root = root.absolute()

@@ -140,7 +140,7 @@ class SessionFeed:
         self._way = Way(lean=self.plan.lean)
         self._lock = threading.Lock()
         self._in_hand: dict[ChunkKey, _Handed] = {}
-        self._unavailable: deque[ChunkResult] = deque()  # chunks whose audio could not be copied or cut
+        self._unavailable: deque[ChunkResult] = deque()  # chunks whose audio is missing or cannot be cut
 
     # --- called from another thread -------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The audio length from which a chunk no longer fits into the memory of a GPU model, learned from failures. Pure.
+"""The audio length from which a chunk no longer fits into the memory of a GPU model, learned from failures.
 
 A chunk that runs out of memory is tried with less: usual → lean (one thread, no other chunk) → in 2 pieces, lean → in
 4 → … Waiting chunks of its length follow immediately. The limit is kept for later tasks only after a step has worked,
