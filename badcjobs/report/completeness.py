@@ -95,7 +95,7 @@ def _with_commands(proof: Completeness, facts: JobFacts, run: RunFolder, frozen:
         finish = find_finish(frozen, run.path, facts.last_settings, trace, indices)
     return replace(
         proof,
-        # Rows of missing tasks are told by the array index.
+        # Rows of missing tasks are named by their array index.
         not_listed_examples=() if absent else proof.not_listed_examples,
         missing_indices=missing,
         unmerged_indices=unmerged,
