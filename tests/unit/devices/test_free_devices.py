@@ -14,7 +14,6 @@ from rooms.model import Device, Reading
 from rooms.root import BadcjobsError, NotHere
 from support.filesystems import powerless_folder
 from support.hand_clock import HandClock, ScriptedReader
-from support.waiting import wait_for
 
 GIB = 2**30
 ALICE, BOB = "run of alice, pid 1234, /home/alice", "run of bob, pid 5, /home/bob"
@@ -212,12 +211,20 @@ def test_a_process_that_was_given_the_open_file_keeps_the_device_unless_it_was_r
 
 
 def test_a_device_is_free_as_soon_as_its_holder_was_killed(folder):
+    locked, report = os.pipe()
     if (child := os.fork()) == 0:
-        locks_of(folder).claim(CARD)
-        time.sleep(60)
-    wait_for(lambda: seen(folder) == BY_ALICE, "it is locked")
+        try:
+            locks_of(folder).claim(CARD)
+            os.write(report, b".")
+            time.sleep(60)
+        finally:
+            os._exit(1)
+    os.close(report)
+    assert os.read(locked, 1), "looking before it is locked would have locked it"
+    assert seen(folder) == BY_ALICE
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    os.close(locked)
     assert seen(folder) is None
 
 
