@@ -4,13 +4,14 @@ Cards, drivers, versions of the binding and MIG modes differ in the calls that t
 tried again; any other failure applies to this reading only; the error of a lost device is raised.
 
 Hot questions are asked at each reading and cost about 20 µs; warm ones every 5 s, or every 2 s while they are watched;
-cold ones are expensive (4 ms for the energy counter of an H200) and asked every 10 s.
+cold ones, among them the processes, every 10 s; the energy counter (4 ms on an H200) every 20 s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from math import inf, isfinite
 from typing import Any
@@ -40,6 +41,7 @@ def is_refusal(error: Exception, *, by_slice: bool = False) -> bool:
 _WATCHED_S = 1.9  # every 2 s, with some tolerance for an early tick
 _WARM_S = 4.9
 _COLD_S = 9.9
+_ENERGY_S = 19.9
 _SHORTEST_WINDOW_S = 0.2  # GPM needs its samples at least 0.1 s apart
 
 # Metrics of the card: a slice that showed them would count them as its own.
@@ -105,8 +107,8 @@ _COLD = (
         ("ecc_errors",),
         _call("nvmlDeviceGetTotalEccErrors", "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC"),
     ),
-    (("energy_j",), lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000),
 )
+_ENERGY = ((("energy_j",), lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000),)
 
 _ACTIVITY = {  # metric → its name in the binding
     "busy_percent": "NVML_GPM_METRIC_GRAPHICS_UTIL",
@@ -293,6 +295,15 @@ class DeviceProcesses:
             return []
 
 
+@dataclass(slots=True)
+class LastAnswers:
+    """When the questions that are not asked at each reading were answered last."""
+
+    warm_at_s: float = -inf
+    cold_at_s: float = -inf
+    energy_at_s: float = -inf
+
+
 class NvmlDevice:
     """Reads one device; remembers what it refuses.
 
@@ -309,15 +320,15 @@ class NvmlDevice:
         self._builder = ReadingBuilder(refused)
 
         refusal = partial(is_refusal, by_slice=self.is_slice)
-        self._hot, self._warm, self._cold = (
+        self._hot, self._warm, self._cold, self._energy = (
             [Question(*question, is_refusal=refusal) for question in questions if question[0][0] not in refused]
-            for questions in (_HOT, _WARM, _COLD)
+            for questions in (_HOT, _WARM, _COLD, _ENERGY)
         )
         self._counters = PcieCounters()
         self._processes = DeviceProcesses(refusal)
         self._gpm: GpmWindows | None = None
         self._has_gpm: bool | None = None  # None: not known yet
-        self._warm_at_s = self._cold_at_s = -inf  # of the last answers
+        self._last = LastAnswers()
 
     def read(self, nvml: Any, now_s: float, *, watched: bool = False) -> Reading:
         """Read what is due; raise NVML's error if the device is lost, DeviceUnreadable if it gives no value."""
@@ -325,20 +336,27 @@ class NvmlDevice:
         builder.begin()
         builder.ask(self._hot, nvml, self.handle)
         builder.raise_if_empty()
-        if now_s - self._warm_at_s < (_WATCHED_S if watched else _WARM_S):
+        if now_s - self._last.warm_at_s < (_WATCHED_S if watched else _WARM_S):
             if self._has_gpm is False and not self._processes.samples.calls:  # there is no better source
                 builder.use_utilization()
             return builder.finish()
 
-        self._warm_at_s = now_s
+        self._last.warm_at_s = now_s
         builder.ask(self._warm, nvml, self.handle)
         if self._has_gpm is not False:
             self._read_gpm(nvml, builder)
         if self._has_gpm is False and not self.is_slice:
             self._counters.add_rates(nvml, self.handle, now_s, builder)
-        shares = self._processes.shares_since(nvml, self.handle)
-        if now_s - self._cold_at_s >= _COLD_S:
-            self._cold_at_s = now_s
+        if now_s - self._last.energy_at_s >= _ENERGY_S:
+            self._last.energy_at_s = now_s
+            builder.ask(self._energy, nvml, self.handle)
+
+        is_cold_due = now_s - self._last.cold_at_s >= _COLD_S
+        shares = {}
+        if is_cold_due or not self._has_gpm:  # without GPM they are the busy time
+            shares = self._processes.shares_since(nvml, self.handle)
+        if is_cold_due:
+            self._last.cold_at_s = now_s
             builder.ask(self._cold, nvml, self.handle)
             self._processes.add_list(nvml, self.handle, shares, builder)
         self._add_busy_time(shares, builder)
@@ -346,13 +364,13 @@ class NvmlDevice:
 
     def force_full_read(self, now_s: float) -> None:
         """Read all metrics at the next reading, unless the last one did so a moment ago."""
-        if now_s > self._warm_at_s + _SHORTEST_WINDOW_S:
-            self._warm_at_s = self._cold_at_s = -inf
+        if now_s > self._last.warm_at_s + _SHORTEST_WINDOW_S:
+            self._last = LastAnswers()
 
     def forget(self, nvml: Any) -> None:
         """Forget the handle of the device, not what it refused."""
         self.handle = None
-        self._warm_at_s = self._cold_at_s = -inf
+        self._last = LastAnswers()
         if self._gpm is not None:
             self._gpm.close()
         self._gpm = None

@@ -167,8 +167,8 @@ def test_every_device_is_listed_and_read_with_numbers_of_their_kind(bench):
     assert devices == reader.inventory() == other.inventory()
     assert re.search(r"\w", reader.why)
     energies = []
-    for _ in range(20):
-        bench.clock.sleep(10)
+    for _ in range(10):
+        bench.clock.sleep(20)
         energies.append(reader.read(devices[0].uuid).energy_j)
     if reader.backend in ("nvidia-smi", "sysfs"):
         assert set(energies) == {None}, "it has no counter"

@@ -49,7 +49,7 @@ def test_every_card_is_followed_by_its_slices_and_every_metric_is_plausible_or_m
             reader.read(f"{kind}-00000000-0000-0000-0000-000000000000")
     for device in devices:
         first = reader.read(device.uuid)
-        time.sleep(10.5 / PACE)  # until all metrics are read again
+        time.sleep(20.5 / PACE)  # until all metrics are read again
         reading = reader.read(device.uuid)
         missing = {metric for metric in METRICS if getattr(reading, metric) is None}
         missing |= {"processes"} if reading.processes is None else set()
@@ -60,7 +60,7 @@ def test_every_card_is_followed_by_its_slices_and_every_metric_is_plausible_or_m
             assert reading.memory_used_bytes <= device.memory_total_bytes and (reading.power_w or 0) < 2000
             assert reading.sources["busy_percent"] in ("gpm", "processes", "utilization")
             assert (reading.sources["busy_percent"] == "gpm") == (reading.sm_occupancy_percent is not None)
-            assert reading.energy_j is None or 0 < reading.energy_j - first.energy_j < 20 * 2000  # 20 s of 2 kW
+            assert reading.energy_j is None or 0 < reading.energy_j - first.energy_j < 40 * 2000  # 40 s of 2 kW
         assert {reader.read(device.uuid).faults for _ in range(20)} == {()}
 
 
