@@ -63,7 +63,7 @@ class NvmlReader(GpuReader):
         return devices
 
     def read(self, uuid: str) -> Reading:
-        """Read the metrics that are due: some at each reading, the others every 5, 10 or 20 s."""
+        """Read the metrics that are due: some at each reading, the others every 5 or 20 s."""
         device = self._devices.get(uuid)
         if device is None:
             device = self._devices[uuid] = NvmlDevice(uuid)

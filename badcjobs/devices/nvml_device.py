@@ -4,14 +4,14 @@ Cards, drivers, versions of the binding and MIG modes differ in the calls that t
 tried again; any other failure applies to this reading only; the error of a lost device is raised.
 
 Hot questions are asked at each reading and cost about 20 µs; warm ones every 5 s, or every 2 s while they are watched;
-cold ones, among them the processes, every 10 s; the energy counter (4 ms on an H200) every 20 s.
+cold ones, among them the processes and the energy counter (4 ms on an H200), every 20 s.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from math import inf, isfinite
 from typing import Any
@@ -40,8 +40,7 @@ def is_refusal(error: Exception, *, by_slice: bool = False) -> bool:
 
 _WATCHED_S = 1.9  # every 2 s, with some tolerance for an early tick
 _WARM_S = 4.9
-_COLD_S = 9.9
-_ENERGY_S = 19.9
+_COLD_S = 19.9
 _SHORTEST_WINDOW_S = 0.2  # GPM needs its samples at least 0.1 s apart
 
 # Metrics of the card: a slice that showed them would count them as its own.
@@ -107,8 +106,8 @@ _COLD = (
         ("ecc_errors",),
         _call("nvmlDeviceGetTotalEccErrors", "NVML_MEMORY_ERROR_TYPE_UNCORRECTED", "NVML_VOLATILE_ECC"),
     ),
+    (("energy_j",), lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000),
 )
-_ENERGY = ((("energy_j",), lambda nvml, handle: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1000),)
 
 _ACTIVITY = {  # metric → its name in the binding
     "busy_percent": "NVML_GPM_METRIC_GRAPHICS_UTIL",
@@ -248,6 +247,7 @@ class DeviceProcesses:
         )
         self.samples = Question((), self._new_samples, is_refusal=refusal)
         self._sampled_until_us: int | None = None  # the newest sample, by the driver's clock; None: not read yet
+        self._since_list: defaultdict[int, list[int]] = defaultdict(list)  # pid → SM utilization in each sample
 
     def shares_since(self, nvml: Any, handle: Any) -> dict[int, float]:
         """Return the mean SM utilization of each process since the last call."""
@@ -259,14 +259,17 @@ class DeviceProcesses:
         self._sampled_until_us = max([self._sampled_until_us or 0, *(sample.timeStamp for sample in samples)])
         if is_first:  # the driver keeps old samples: the first call only finds the last one
             return {}
-        by_pid: dict[int, list[int]] = {}
+        since_last: defaultdict[int, list[int]] = defaultdict(list)
         for sample in samples:
             if sample.smUtil <= 100:  # some drivers return samples without values
-                by_pid.setdefault(sample.pid, []).append(sample.smUtil)
-        return {pid: sum(percents) / len(percents) for pid, percents in by_pid.items()}
+                since_last[sample.pid].append(sample.smUtil)
+                self._since_list[sample.pid].append(sample.smUtil)
+        return _means(since_last)
 
-    def add_list(self, nvml: Any, handle: Any, shares: Mapping[int, float], builder: ReadingBuilder) -> None:
-        """Add the processes to the reading, with their shares."""
+    def add_list(self, nvml: Any, handle: Any, builder: ReadingBuilder) -> None:
+        """Add the processes to the reading, with their shares since the last list."""
+        shares = _means(self._since_list)
+        self._since_list.clear()
         self.list_is_empty = False
         try:
             processes = list(self._compute.ask(nvml, handle))
@@ -287,6 +290,7 @@ class DeviceProcesses:
     def reset(self) -> None:
         """Begin again: the next samples are the first."""
         self._sampled_until_us = None
+        self._since_list.clear()
 
     def _new_samples(self, nvml: Any, handle: Any) -> list[Any]:
         try:
@@ -295,13 +299,8 @@ class DeviceProcesses:
             return []
 
 
-@dataclass(slots=True)
-class LastAnswers:
-    """When the questions that are not asked at each reading were answered last."""
-
-    warm_at_s: float = -inf
-    cold_at_s: float = -inf
-    energy_at_s: float = -inf
+def _means(samples: Mapping[int, list[int]]) -> dict[int, float]:
+    return {pid: sum(percents) / len(percents) for pid, percents in samples.items()}
 
 
 class NvmlDevice:
@@ -320,15 +319,15 @@ class NvmlDevice:
         self._builder = ReadingBuilder(refused)
 
         refusal = partial(is_refusal, by_slice=self.is_slice)
-        self._hot, self._warm, self._cold, self._energy = (
+        self._hot, self._warm, self._cold = (
             [Question(*question, is_refusal=refusal) for question in questions if question[0][0] not in refused]
-            for questions in (_HOT, _WARM, _COLD, _ENERGY)
+            for questions in (_HOT, _WARM, _COLD)
         )
         self._counters = PcieCounters()
         self._processes = DeviceProcesses(refusal)
         self._gpm: GpmWindows | None = None
         self._has_gpm: bool | None = None  # None: not known yet
-        self._last = LastAnswers()
+        self._warm_at_s = self._cold_at_s = -inf  # of the last answers
 
     def read(self, nvml: Any, now_s: float, *, watched: bool = False) -> Reading:
         """Read what is due; raise NVML's error if the device is lost, DeviceUnreadable if it gives no value."""
@@ -336,41 +335,40 @@ class NvmlDevice:
         builder.begin()
         builder.ask(self._hot, nvml, self.handle)
         builder.raise_if_empty()
-        if now_s - self._last.warm_at_s < (_WATCHED_S if watched else _WARM_S):
+        if now_s - self._warm_at_s < (_WATCHED_S if watched else _WARM_S):
             if self._has_gpm is False and not self._processes.samples.calls:  # there is no better source
                 builder.use_utilization()
             return builder.finish()
 
-        self._last.warm_at_s = now_s
+        self._warm_at_s = now_s
         builder.ask(self._warm, nvml, self.handle)
         if self._has_gpm is not False:
             self._read_gpm(nvml, builder)
         if self._has_gpm is False and not self.is_slice:
             self._counters.add_rates(nvml, self.handle, now_s, builder)
-        if now_s - self._last.energy_at_s >= _ENERGY_S:
-            self._last.energy_at_s = now_s
-            builder.ask(self._energy, nvml, self.handle)
-
-        is_cold_due = now_s - self._last.cold_at_s >= _COLD_S
+        is_cold_due = now_s - self._cold_at_s >= _COLD_S
+        # The first GPM window may have only begun.
+        gives_busy_time = self._has_gpm and "busy_percent" not in builder.missing
         shares = {}
-        if is_cold_due or not self._has_gpm:  # without GPM they are the busy time
+        if is_cold_due or not gives_busy_time:
             shares = self._processes.shares_since(nvml, self.handle)
         if is_cold_due:
-            self._last.cold_at_s = now_s
+            self._cold_at_s = now_s
             builder.ask(self._cold, nvml, self.handle)
-            self._processes.add_list(nvml, self.handle, shares, builder)
-        self._add_busy_time(shares, builder)
+            self._processes.add_list(nvml, self.handle, builder)
+        if not gives_busy_time:
+            self._add_busy_time(shares, builder)
         return builder.finish()
 
     def force_full_read(self, now_s: float) -> None:
         """Read all metrics at the next reading, unless the last one did so a moment ago."""
-        if now_s > self._last.warm_at_s + _SHORTEST_WINDOW_S:
-            self._last = LastAnswers()
+        if now_s > self._warm_at_s + _SHORTEST_WINDOW_S:
+            self._warm_at_s = self._cold_at_s = -inf
 
     def forget(self, nvml: Any) -> None:
         """Forget the handle of the device, not what it refused."""
         self.handle = None
-        self._last = LastAnswers()
+        self._warm_at_s = self._cold_at_s = -inf
         if self._gpm is not None:
             self._gpm.close()
         self._gpm = None
@@ -394,10 +392,7 @@ class NvmlDevice:
             builder.add_missing(_ONLY_FROM_GPM, f"no GPM on this device: {reason_of(error)}", permanent=True)
 
     def _add_busy_time(self, shares: Mapping[int, float], builder: ReadingBuilder) -> None:
-        """Add the busy time if GPM does not give it."""
-        window_is_open = self._has_gpm and "busy_percent" not in builder.missing
-        if window_is_open or "busy_percent" in builder.values:
-            return
+        """Add the busy time that GPM does not give."""
         if shares:
             builder.add("busy_percent", min(100.0, sum(shares.values())), "processes")
         # In a container the list may be empty because it shows no process of the host: then use the utilization.
