@@ -288,15 +288,16 @@ def resolve_devices(environ: Environ, inventory: Inventory | None, *, in_slurm: 
     """Map the visible tokens to devices; ``inventory`` is None if no reader works."""
     # If Slurm does not know the vendor of its GPUs, it sets the lists of all vendors: CUDA is the most likely one.
     is_amd = CUDA not in environ and (ROCR in environ or HIP in environ)
-    if inventory:
-        is_amd = inventory[0].vendor == "amd"
+    numbered = inventory
+    if inventory:  # devices of other vendors have no number in these lists
+        numbered = [device for device in inventory if device.vendor in VISIBLE] or None
+    if numbered:
+        is_amd = numbered[0].vendor == "amd"
     grant = None
     if is_amd:
-        grant = _read_rocm_lists(environ, inventory)
+        grant = _read_rocm_lists(environ, numbered)
     elif CUDA in environ:
-        # Devices of other vendors have no number in CUDA's list.
-        is_listed = not inventory or inventory[0].vendor in VISIBLE
-        grant = _read_list(CUDA, environ[CUDA], inventory if is_listed else None)
+        grant = _read_list(CUDA, environ[CUDA], numbered)
     variable = ROCR if is_amd else CUDA
     if grant is None:
         grant = _without_list(variable, inventory, in_slurm=in_slurm)

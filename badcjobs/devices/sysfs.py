@@ -13,7 +13,7 @@ from badcjobs.devices.reading_builder import NoAnswer, ReadingBuilder, look_up, 
 from badcjobs.model import METRICS, InventoryDevice, Reading
 from badcjobs.seams import DeviceUnreadable, GpuReader, ReaderUnavailable
 
-_VENDORS = {"0x8086": "Intel", "0x1002": "AMD"}
+_VENDORS = {"0x1002": "AMD", "0x8086": "Intel"}  # AMD first: ROCm counts only its cards, from 0
 _NVIDIA = "0x10de"
 _HWMON = "device/hwmon/hwmon*"
 # Metric → the files that may hold it, below the folder of the card, and the factor to its unit.
@@ -49,17 +49,18 @@ class SysfsReader(GpuReader):
         self._cards: dict[str, tuple[Path, ReadingBuilder]] = {}
 
     def inventory(self) -> Sequence[InventoryDevice]:
-        """List the cards in the kernel's order."""
+        """List the cards of each vendor in the kernel's order."""
         if (self._sysfs / "module/nvidia").exists() or has_card(self._sysfs, _NVIDIA):
             raise ReaderUnavailable("the kernel does not report the state of NVIDIA GPUs")
         devices: list[InventoryDevice] = []
-        for card in sorted((self._sysfs / "class/drm").glob("card*"), key=lambda card: (len(card.name), card)):
-            vendor = _VENDORS.get(_text(card / "device/vendor") or "")
-            if vendor is None or not card.name.removeprefix("card").isdecimal():  # card0-DP-1 is a socket
-                continue
-            device = _describe(len(devices), card, vendor)
-            devices.append(device)
-            self._cards.setdefault(device.uuid, (card, ReadingBuilder({})))
+        cards = sorted((self._sysfs / "class/drm").glob("card*[0-9]"), key=lambda card: (len(card.name), card))
+        for vendor_id, vendor in _VENDORS.items():
+            for card in cards:
+                if _text(card / "device/vendor") != vendor_id or "-" in card.name:  # card0-DP-1 is a socket
+                    continue
+                device = _describe(len(devices), card, vendor)
+                devices.append(device)
+                self._cards.setdefault(device.uuid, (card, ReadingBuilder({})))
         if not devices:
             raise ReaderUnavailable("the kernel lists no GPU")
         return devices

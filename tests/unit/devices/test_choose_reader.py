@@ -15,7 +15,7 @@ from support.fake_amdsmi import FakeAmdsmi
 from support.fake_dcgmi import FakeDcgmi
 from support.fake_nvidia_smi import FakeNvidiaSmi
 from support.fake_nvml import FakeNvml, fake_uuid
-from support.fake_sysfs import make_card
+from support.fake_sysfs import amd_card, make_card
 from support.hand_clock import HandClock
 from support.stand_ins import install
 from support.waiting import wait_for
@@ -115,6 +115,12 @@ def test_without_a_library_the_kernel_is_asked_and_what_it_does_not_say_is_unkno
         assert [one.token for one in grant.devices] == tokens, "CUDA's numbers do not mean this device"
     usable = resolve_devices({}, [device], in_slurm=False).for_work()
     assert usable.devices == () and "Intel GPU 744a can be recorded, but" in usable.why
+    amd_card(tmp_path, 2)
+    both = opened().inventory()
+    assert [(one.index, one.vendor) for one in both] == [(0, "amd"), (1, "intel")], "in front of it for the kernel"
+    for number, granted in (("0", [both[0].uuid]), ("1", [])):
+        grant = resolve_devices({"ROCR_VISIBLE_DEVICES": number}, both, in_slurm=True)
+        assert [one.uuid for one in grant.devices] == granted, "ROCm's numbers mean only cards of AMD"
     (tmp_path / "module/nvidia").mkdir(parents=True)
     assert opened().why.endswith("the kernel does not report the state of NVIDIA GPUs")
 
