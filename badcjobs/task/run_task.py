@@ -302,6 +302,7 @@ def plan_workers(task: Task) -> Autoscaler:
             cpu_workers = settings.cpu_workers
     # The server of a site's MPS daemon is the one process that may use an exclusive device.
     is_shared = settings.mps != "off" and find_site_pipe(task.world.environ) is not None
+    is_exclusive = not is_shared and any(device.exclusive for device in task.devices)
     engine = task.resolved.engine
     granted_bytes = own_memory_bytes(task.resolved.allocation.facts)
     meter = Meter(granted_bytes, task.world.clock, task.records.memory_peaks, task.records.memory_held)
@@ -311,10 +312,10 @@ def plan_workers(task: Task) -> Autoscaler:
         task.learned,
         task.add_decision,
         cpus=task.resolved.allocation.cpus or task.world.cores,
-        per_gpu=settings.workers_wanted,
+        per_gpu=None if is_exclusive else settings.workers_wanted,
         cpu_workers=cpu_workers,
         chunk_s=writer.counts().longest_pending_s,
-        exclusive=not is_shared and any(device.exclusive for device in task.devices),
+        exclusive=is_exclusive,
         cores_each=cores_of_worker(engine),
         memory_per_worker=engine.traits.memory_per_worker or USUAL_MEMORY,
     )

@@ -148,15 +148,15 @@ def daemon(request, machine, short_path):
 
 
 @pytest.mark.usefixtures("daemon")
-def test_an_exclusive_card_has_one_worker_unless_a_daemon_of_the_site_shares_it(site, machine):
+@pytest.mark.parametrize("wanted", ["auto", 3])
+def test_an_exclusive_card_has_one_worker_unless_a_daemon_of_the_site_shares_it(site, machine, wanted):
     cores = {**array_task(0, (0,)), "SLURM_CPUS_PER_TASK": "3", "CUDA_VISIBLE_DEVICES": "0"}
-    done = machine.run(12, "auto", FAKE_NVML_COMPUTE_MODE="3", **cores)
+    done = machine.run(12, wanted, FAKE_NVML_COMPUTE_MODE="3", **cores)
     assert done.exit_code == 0, done.stderr
-    ((workers, why),) = site.rows(
-        "SELECT figures ->> 'workers', reason FROM decision WHERE code LIKE 'workers.%' LIMIT 1"
-    )
     is_shared = PIPE in machine.env
-    assert (workers, "only one process may use the device" in why) == ((3, False) if is_shared else (1, True))
+    assert site.rows("SELECT workers FROM task") == [(3 if is_shared else 1,)]
+    why = "SELECT count(*) FROM decision WHERE code LIKE 'workers.%' AND reason LIKE '%only one process may use%'"
+    assert site.rows(why) == [(0 if is_shared else 1,)]
     assert machine.said()[0][0] == ("mps.of_site" if is_shared else "mps.not_used")
 
 
