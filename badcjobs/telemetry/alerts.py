@@ -52,7 +52,7 @@ _SHORTEST_ENERGY_MS = 60_000  # over a shorter time, the timing of the readings 
 _LONGEST_STEP_MS = 15_000  # as in the summary: power is not integrated across a gap
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Alert:
     """One problem of one device, from its start to its end."""
 
@@ -91,7 +91,7 @@ class AlertBook(Book):
     writer: TelemetryWriter | None  # None: nothing is written to a database
     devices: Sequence[Followed]
     limits: AlertLimits
-    tell: Callable[[Alert], None] = lambda alert: None  # called at each start and each end
+    tell: Callable[[Alert], None]  # called at each start and each end
     work_waits: bool = False
 
     def __post_init__(self) -> None:
@@ -125,7 +125,10 @@ class AlertBook(Book):
 
     def _update(self, at_ms: int, device_id: int, conditions: Iterable[Condition]) -> None:
         for condition in conditions:
-            place = _place(device_id, condition.kind, condition.message)
+            fault = ""
+            if condition.kind == "fault":  # each fault of a device has a separate state
+                fault = condition.message[:_LONGEST_MESSAGE]
+            place = (device_id, condition.kind, fault)
             state = self._states[place]
             was_on = state.alert is not None
             changed = state.take(at_ms, condition, self._conditions[device_id].device)
@@ -147,14 +150,7 @@ class AlertBook(Book):
             self.writer.write_alert(values)
 
 
-def _place(device_id: int, kind: str, message: str) -> _Place:
-    """Return the key of a state: each fault of a device has a separate state."""
-    if kind == "fault":
-        return device_id, kind, message[:_LONGEST_MESSAGE]
-    return device_id, kind, ""
-
-
-@dataclass(slots=True)
+@dataclass
 class AlertState:
     """The state of one kind of problem on one device: off, on but too short, an alert, or an alert about to end."""
 
@@ -228,7 +224,7 @@ class Condition(NamedTuple):
     quiet_s: float = 0.0  # over only after it has been off for this time
 
 
-@dataclass(slots=True)
+@dataclass
 class EnergyCheck:
     """Compares the energy counter with the integrated power, both since the last gap."""
 
@@ -262,7 +258,7 @@ class EnergyCheck:
         return None
 
 
-@dataclass(slots=True)
+@dataclass
 class DeviceConditions:
     """Derives the conditions of one device from its readings, some from the change since the last one."""
 
@@ -289,7 +285,7 @@ class DeviceConditions:
             self._level("memory", memory_percent, limits.memory_percent, 2.0),
             self._level("power", power_percent, limits.power_percent, 5.0, quiet_s=_FLICKER_S),
             self._utilization(reading),
-            *_throttling(self.device.label, reading.throttle_reasons),
+            *_throttling(device.label, reading.throttle_reasons),
             self._idle(reading, work_waits),
             *self._reported(reading.faults),
             self._ecc(reading.ecc_errors),

@@ -40,13 +40,13 @@ class ProcessOwner(NamedTuple):
     ours: bool | None = None
 
 
+@dataclass(frozen=True)
 class ProcessLookup:
     """Finds our own processes: they have a mark (NAME=VALUE) in their environment, or descend from the wrapper."""
 
-    def __init__(self, *, wrapper_pid: int, marks: Sequence[str], proc: Path = Path("/proc")) -> None:
-        self._wrapper_pid = wrapper_pid
-        self._marks = {mark.encode() for mark in marks}
-        self._proc = proc
+    wrapper_pid: int
+    marks: Sequence[str]
+    proc: Path = Path("/proc")
 
     def look_up(self, pid: int) -> ProcessOwner:
         """Return name and owner of a process; all unknown if it is not visible here."""
@@ -66,31 +66,32 @@ class ProcessLookup:
 
     def _sees_host(self) -> bool:
         try:
-            return str((self._proc / "self/ns/pid").readlink()) == _HOST_NAMESPACE
+            return str((self.proc / "self/ns/pid").readlink()) == _HOST_NAMESPACE
         except OSError:
             return True
 
     def _status(self, pid: int) -> Mapping[str, str]:
         try:
-            return parse_status((self._proc / str(pid) / "status").read_text(errors="replace"))
+            return parse_status((self.proc / str(pid) / "status").read_text(errors="replace"))
         except OSError:
             return {}
 
     def _is_marked(self, pid: int) -> bool | None:
         """Return whether it has a mark; None: its environment is not readable, or empty."""
         try:
-            environ = (self._proc / str(pid) / "environ").read_bytes()
+            environ = (self.proc / str(pid) / "environ").read_bytes()
         except OSError:
             return None
-        return not self._marks.isdisjoint(environ.split(b"\0")) if environ else None
+        variables = environ.split(b"\0")
+        return any(mark.encode() in variables for mark in self.marks) if environ else None
 
     def _descends(self, pid: int, status: Mapping[str, str]) -> bool:
-        while pid != self._wrapper_pid and pid > 1:
+        while pid != self.wrapper_pid and pid > 1:
             pid = int(status.get("PPid", 0))
             status = self._status(pid)
             if self._is_marked(pid):  # a daemon of ours may give its server another environment
                 return True
-        return pid == self._wrapper_pid
+        return pid == self.wrapper_pid
 
 
 def parse_status(text: str) -> dict[str, str]:
@@ -210,7 +211,7 @@ def read_own_use() -> Use:
     return time.process_time(), int(peak_kib) * 1024
 
 
-@dataclass(slots=True)
+@dataclass
 class CostBook(Book):
     """Updates the recorder's row every ten seconds, and at the end."""
 

@@ -113,7 +113,7 @@ class Followed(NamedTuple):
         return f"device {self.device_index}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SidecarOrder:
     """Everything that the recorder's process needs, as a JSON file."""
 
@@ -129,10 +129,10 @@ class SidecarOrder:
     asked_at_ms: int
     publish_to: str
     local_folder: str
-    shared: bool = False  # the files are on a shared filesystem: the safe mode
-    limits: AlertLimits = field(default_factory=AlertLimits)
-    own_marks: list[str] = field(default_factory=list)  # NAME=VALUE in the environment of the task's own processes
-    claim_file: str | None = None  # the task's claim on its part of the source
+    shared: bool  # the files are on a shared filesystem: the safe mode
+    limits: AlertLimits
+    own_marks: list[str]  # NAME=VALUE in the environment of the task's own processes
+    claim_file: str | None  # the task's claim on its part of the source
 
     def write(self, path: Path) -> None:
         """Write the order for the recorder's process."""
@@ -148,7 +148,7 @@ class SidecarOrder:
         return cls(**order)
 
 
-@dataclass(slots=True)
+@dataclass
 class Effort:
     """The work of the recorder's loop so far."""
 
@@ -157,7 +157,7 @@ class Effort:
     reading_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Unwritten:
     """Why readings could not be written ("": all could), and since when (None: they can be written again)."""
 
@@ -192,7 +192,7 @@ class Book(ABC):
         """Note that the sample is on disk; most books do not need this."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Recorder:
     """Takes samples at start, start + interval, start + 2 × interval, …, even if a sample takes long.
 
@@ -205,13 +205,13 @@ class Recorder:
     writer: TelemetryWriter
     clock: Clock
     interval_s: float
-    since_ms: int | None = None  # when recording was requested
-    again: bool = False  # an earlier recorder has died
-    books: Sequence[Book] = ()
-    trouble: Callable[[str], None] = lambda text: None
-    effort: Effort = field(default_factory=Effort)
+    books: Sequence[Book]
+    trouble: Callable[[str], None]
+    effort: Effort
+    since_ms: int | None  # when recording was requested
+    again: bool  # an earlier recorder has died
     _last_ms: int | None = None
-    unwritten: Unwritten = field(default_factory=Unwritten)
+    unwritten: Unwritten = Unwritten()
     _failed_books: set[str] = field(default_factory=set)
 
     def run(self, wait: Callable[[float], bool]) -> None:

@@ -23,7 +23,7 @@ from badcjobs.devices.choose import open_reader
 from badcjobs.paths import LocalFolder
 from badcjobs.seams import Clock, GpuReader
 from badcjobs.telemetry import recorder as protocol
-from badcjobs.telemetry.alerts import Alert, AlertBook
+from badcjobs.telemetry.alerts import AlertBook
 from badcjobs.telemetry.books import CostBook, HostReader, LatestBook, ProcessBook, ProcessLookup, SourceBook
 from badcjobs.telemetry.recorder import (
     Book,
@@ -92,7 +92,12 @@ class RecorderProcess:
         writer = self._writer = TelemetryWriter(folder.recorder_file, order.task_id, shared=order.shared)
         self._sampler = Sampler(reader, order.devices, Gaps(writer, now_ms))
         lookup = ProcessLookup(wrapper_pid=order.wrapper_pid, marks=order.own_marks)
-        self._alerts = AlertBook(writer, order.devices, order.limits, self._send_alert)
+        self._alerts = AlertBook(
+            writer,
+            order.devices,
+            order.limits,
+            tell=lambda alert: self._report(protocol.ALERT, json.dumps(asdict(alert))),
+        )
         self._cost = CostBook(writer, order.interval_s, now_ms, lambda: (reader.backend, reader.why))
         books: list[Book] = [self._alerts, ProcessBook(writer, lookup.look_up), SourceBook(writer), self._cost]
         if not order.shared:
@@ -153,9 +158,6 @@ class RecorderProcess:
         if unread:
             why = f"{self._sampler.no_reader}; the work continues, with a gap in the telemetry"
             self._report(protocol.TROUBLE, f"devices that cannot be read: {len(unread)}; {why}")
-
-    def _send_alert(self, alert: Alert) -> None:
-        self._report(protocol.ALERT, json.dumps(asdict(alert)))
 
     def _report(self, message: str, text: str) -> None:
         """Send a message without waiting: samples are more important."""

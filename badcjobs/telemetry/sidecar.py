@@ -87,7 +87,7 @@ class Sidecar:
                 return
             time.sleep(_POLL_S)
 
-    def stop(self, timeout_s: float, *, last_copy: Path | None = None) -> None:
+    def stop(self, timeout_s: float, *, last_copy: Path | None) -> None:
         """Request a last sample (and a last snapshot) and wait for it; a recorder without one has failed."""
         if self.failure is None:
             self._send(f"{protocol.STOP} {last_copy or ''}".strip())

@@ -96,7 +96,7 @@ class ProcessUse:
 Processes = Mapping[int, ProcessUse]
 
 
-@dataclass(slots=True)
+@dataclass
 class UsageReader:
     """Reads what a process and its descendants have used since the last reading, and their memory now."""
 
@@ -137,7 +137,7 @@ def _read(process: psutil.Process) -> ProcessUse:
         )
 
 
-def add_up(now: Processes, before: Processes | None = None, seconds: float = 0.0, cores: int = 0) -> UsageReading:
+def add_up(now: Processes, before: Processes | None, seconds: float) -> UsageReading:
     """Return what the processes used between two readings; without an earlier one, only their memory now.
 
     If the PSS of one process is hidden, RSS is used for all; if the bytes of one are hidden, they are unknown.
@@ -152,7 +152,7 @@ def add_up(now: Processes, before: Processes | None = None, seconds: float = 0.0
     cpu_cores = bytes_per_s = None
     if before is not None and seconds > 0:
         busy_cores = growth(before, now, lambda process: process.cpu_s) / seconds
-        if busy_cores <= _MORE_THAN_ALL_CORES * (cores or os.cpu_count() or 1):
+        if busy_cores <= _MORE_THAN_ALL_CORES * (os.cpu_count() or 1):
             cpu_cores = round(busy_cores, 3)
         if all(process.read_bytes is not None for process in (*before.values(), *now.values())):
             bytes_per_s = round(growth(before, now, lambda process: process.read_bytes or 0) / seconds, 1)

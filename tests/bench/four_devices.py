@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from rooms.devices import open_reader
-from rooms.model import InventoryDevice, Reading, StandIn
+from rooms.model import AlertLimits, InventoryDevice, Reading, StandIn
 from rooms.root import GpuReader, SystemClock
 from rooms.telemetry import Followed, LinePipe, SidecarOrder, run_recorder
 
@@ -47,7 +47,7 @@ def main() -> None:
     order = SidecarOrder(
         mark="bench", task_id=1, wrapper_pid=os.getppid(), devices=devices, interval_s=1.0, stand_in=StandIn(),
         search_path=None, sysfs=None, started_at_ms=now_ms, asked_at_ms=now_ms,
-        publish_to=folder, local_folder=folder,
+        publish_to=folder, local_folder=folder, shared=False, limits=AlertLimits(), own_marks=[], claim_file=None,
     )  # fmt: skip
     run_recorder(order, reader, LinePipe(sys.stdin.fileno(), sys.stdout.fileno()), clock, again=False)
 

@@ -336,7 +336,7 @@ class _Task:
         story, play = self._story, self.play
         followed = [Followed(i, one.uuid, one.index, one.memory_total_bytes, one.power_limit_w, one.slowdown_c)
                     for i, one in zip(self._ids, self._devices, strict=True)]  # fmt: skip
-        alerts = AlertBook(telemetry, followed, model.AlertLimits())
+        alerts = AlertBook(telemetry, followed, model.AlertLimits(), tell=lambda alert: None)
         loads = [play.density(device, "gpu_s") for device in range(story.devices)]
         cores, energy = play.density(None, "cpu_s"), [1e6] * story.devices
         last_begun_s = max((attempt.start_s for attempt in play.attempts), default=0.0)

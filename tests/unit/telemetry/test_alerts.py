@@ -122,7 +122,7 @@ def test_an_instant_that_the_disk_refused_leaves_its_alert_for_the_next(tmp_path
     book.feed("temperature_c 91")
     assert book.page()[0] == "thermal warning 0 s to ? s, peak 91.0, limit 83.0", "it is in the file at once"
     assert [alert.kind for alert in book.reported] == ["thermal"]
-    both = room.AlertBook(book.writer, [CARD, room.Followed(8, "GPU-8", 2)], AlertLimits())
+    both = room.AlertBook(book.writer, [CARD, room.Followed(8, "GPU-8", 2)], AlertLimits(), book.reported.append)
     with book.writer.batch():
         both.write(START_MS + 5000, [(7, Reading(temperature_c=90)), (8, Reading(temperature_c=95))], {})
         both.write(START_MS + 6000, [(7, Reading(temperature_c=50))], {8: "GPU is lost"})

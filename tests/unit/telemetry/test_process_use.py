@@ -128,13 +128,16 @@ def test_nothing_is_counted_twice_when_a_number_is_used_again_or_a_child_is_left
         assert growth(before, now, lambda cpu_s: cpu_s) == wanted
 
 
-def test_a_reading_is_of_the_whole_family_and_what_one_hides_is_unknown_and_not_too_small():
+def test_a_reading_is_of_the_whole_family_and_what_one_hides_is_unknown_and_not_too_small(monkeypatch):
     before = {TOP: ProcessUse(10.0, 0, 100, 500), 7: ProcessUse(0.0, 0, 300, 0)}
     now = {TOP: ProcessUse(10.5, 0, 100, 1500), 7: ProcessUse(9.5, 0, 300, 9000)}
-    assert add_up(before) == UsageReading(None, 400, None, 2, "pss"), "a first reading has no time behind it"
-    assert add_up(now, before, 10.0, cores=64) == UsageReading(1.0, 400, 1000.0, 2, "pss")
-    assert add_up(now, before, 2.0, cores=5).cpu_cores == 5.0
-    assert add_up(now, before, 2.0, cores=4).cpu_cores is None, "more than all cores cannot be true"
+    assert add_up(before, None, 0.0) == UsageReading(None, 400, None, 2, "pss"), "a first reading has no time behind it"
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    assert add_up(now, before, 10.0) == UsageReading(1.0, 400, 1000.0, 2, "pss")
+    monkeypatch.setattr(os, "cpu_count", lambda: 5)
+    assert add_up(now, before, 2.0).cpu_cores == 5.0
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    assert add_up(now, before, 2.0).cpu_cores is None, "more than all cores cannot be true"
     hidden = {TOP: ProcessUse(0.0, 70, 50, 5), 7: ProcessUse(0.0, 60, None, None)}
     assert add_up(hidden, hidden, 1.0) == UsageReading(0.0, 130, None, 2, "rss"), "all in the coarse way"
     ended = ProcessUse(1.0, 0, None, 0, has_ended=True)

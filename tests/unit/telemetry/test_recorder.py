@@ -82,6 +82,7 @@ class Bench:
             return False
 
         more = {"books": self.books, "trouble": self.trouble.append, "effort": self.effort, "interval_s": 1.0}
+        more |= {"since_ms": None, "again": False}
         self.recorder = room.Recorder(sampler, self.read_host, self.writer, self.clock, **{**more, **options})
         self.recorder.run(wait)
 
