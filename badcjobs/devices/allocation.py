@@ -117,7 +117,7 @@ def _number(environ: Environ, name: str) -> int | None:
 # --- this task's shard ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ShardPlace:
     """The place of this task: ``position`` of ``positions`` in its array, and its number among the tasks of its step.
 

@@ -114,8 +114,9 @@ class AmdDevice:
     def __init__(self) -> None:
         self.handle: Any = None
         self._builder = ReadingBuilder({})
-        self._hot = [Question((metric,), call, is_refusal=_is_refusal) for metric, call in _HOT]
-        self._cold = [Question((metric,), call, is_refusal=_is_refusal) for metric, call in _COLD]
+        self._hot, self._cold = (
+            [Question((metric,), call, is_refusal=_is_refusal) for metric, call in calls] for calls in (_HOT, _COLD)
+        )
         self._cold_due_s = -math.inf
 
     def read(self, smi: Any, now_s: float) -> Reading:

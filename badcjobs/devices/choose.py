@@ -5,6 +5,7 @@ A machine without a GPU is not an error here: ``inventory`` fails."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -13,13 +14,13 @@ from badcjobs.model import InventoryDevice, StandIn
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader, ReaderUnavailable
 
 
+@dataclass(eq=False)
 class NoReader(GpuReader):
     """Used where no reader works; ``why`` lists what was tried."""
 
     backend = "none"
 
-    def __init__(self, why: str) -> None:
-        self.why = why
+    why: str
 
     def inventory(self) -> Sequence[InventoryDevice]:
         raise ReaderUnavailable(self.why)

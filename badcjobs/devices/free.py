@@ -13,7 +13,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,14 +55,14 @@ def describe_holder(pid: int, run: Path) -> str:
     return f"run of {user_name(os.getuid())}, pid {pid}, {run}"
 
 
+@dataclass(eq=False)
 class DeviceLocks(AbstractContextManager["DeviceLocks"]):
     """The device locks of this run, held until ``release`` or the end of the process; others see the ``holder``."""
 
-    def __init__(self, folder: Path, clock: Clock, holder: str) -> None:
-        self._folder = folder
-        self._clock = clock
-        self._holder = holder
-        self._held: list[int] = []
+    folder: Path
+    clock: Clock
+    holder: str
+    _held: list[int] = field(default_factory=list)  # the open files
 
     def claim(self, uuid: str) -> str | None:
         """Lock a device; return None, or why it cannot be locked (another run has it)."""
@@ -75,7 +75,7 @@ class DeviceLocks(AbstractContextManager["DeviceLocks"]):
             os.close(file)
             return why
         self._held.append(file)
-        _write_text(file, self._holder)
+        _write_text(file, self.holder)
         return None
 
     @property
@@ -104,7 +104,7 @@ class DeviceLocks(AbstractContextManager["DeviceLocks"]):
         gate = None
         with suppress(OSError):  # the device locks are enough for correctness
             gate = self._open(_GATE)
-            lock_within(gate, _GATE_PATIENCE_S, self._clock.sleep)
+            lock_within(gate, _GATE_PATIENCE_S, self.clock.sleep)
         try:
             yield
         finally:
@@ -115,12 +115,12 @@ class DeviceLocks(AbstractContextManager["DeviceLocks"]):
         """Open a lock file; create it, and its folder, if needed."""
         try:
             with suppress(FileExistsError):
-                self._folder.mkdir()
-                self._folder.chmod(0o1777)  # for any umask: all users can lock, only the owner can remove
-            folder = os.open(self._folder, os.O_DIRECTORY | _SAFE_FLAGS)
+                self.folder.mkdir()
+                self.folder.chmod(0o1777)  # for any umask: all users can lock, only the owner can remove
+            folder = os.open(self.folder, os.O_DIRECTORY | _SAFE_FLAGS)
         except OSError as error:
             raise NotHere(
-                f"cannot use {self._folder} for device locks",
+                f"cannot use {self.folder} for device locks",
                 why=error.strerror,
                 fix="export BADCJOBS_LOCK_DIR=/a/folder   (the same for all users, on a disk of this machine)",
             ) from error
@@ -165,14 +165,14 @@ _PROGRESS_EVERY_S = 10.0
 _NAP_S = 0.2  # the longest delay before a signal ends the wait
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeviceRequest:
     """The number of devices, and the limits of each; None: no limit."""
 
     count: int
-    min_memory_mib: int | None = None
-    max_utilization_percent: float | None = None
-    wait_s: float = 0.0
+    min_memory_mib: int | None
+    max_utilization_percent: float | None
+    wait_s: float
     check_every_s: float = 2.0
 
 

@@ -28,7 +28,7 @@ def name_processes(readings: Sequence[ProcessReading]) -> tuple[ProcessFacts, ..
     return tuple(facts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeviceNow:
     """A device and its current state; None: not available."""
 
@@ -54,7 +54,7 @@ class DeviceNow:
     load: str | None  # the utilization in a word: idle, light, moderate or heavy
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Listing:
     """Devices, the reason for the choice, and the reader."""
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 from badcjobs.devices.programs import ProgramFailed, Stream, one_line, run_program
@@ -28,10 +29,6 @@ def _mib(text: str) -> int:
     return _whole(text) * 2**20
 
 
-def _hexadecimal(text: str) -> int:
-    return int(text, base=16)
-
-
 class Field(NamedTuple):
     """What is asked about a device, and its name in nvidia-smi."""
 
@@ -49,7 +46,9 @@ SAMPLE_FIELDS = (
     Field("power_w", float, "power.draw"),
     Field("sm_clock_mhz", _whole, "clocks.sm"),
     Field("memory_clock_mhz", _whole, "clocks.mem"),
-    Field("throttle_reasons", _hexadecimal, "clocks_throttle_reasons.active"),  # the name that old drivers have, too
+    Field(
+        "throttle_reasons", partial(int, base=16), "clocks_throttle_reasons.active"
+    ),  # the name that old drivers have, too
     Field("fan_percent", _whole, "fan.speed"),
     Field("ecc_errors", _whole, "ecc.errors.uncorrected.volatile.total"),
 )
@@ -115,6 +114,7 @@ def make_reading(builder: ReadingBuilder, line: Line) -> Reading:
 # --- the reader ------------------------------------------------------------------------------------------------------
 
 _RESTART_S = 10.0
+_SILENCE_S = 5.0  # a line that is older is no reading
 _LONGEST_QUOTE = 80
 _LACKING = {
     "energy_j": "nvidia-smi has no energy counter",
@@ -131,15 +131,13 @@ class NvidiaSmiReader(GpuReader):
     """
 
     backend = "nvidia-smi"
+    why = "requested"
     program: str | None
     clock: Clock
-    _: KW_ONLY
     interval_s: float = 0.5
-    why: str = "requested"
     timeout_s: float = 5.0  # without persistence mode the driver first initializes every card
 
     def __post_init__(self) -> None:
-        self._silence_s = max(3 * self.interval_s, 5.0)
         self._inventory: list[InventoryDevice] = []
         self._builders: dict[str, ReadingBuilder] = {}  # by UUID
         self._lines: dict[str, tuple[float, Line]] = {}  # the newest, with the time when it was received
@@ -159,11 +157,11 @@ class NvidiaSmiReader(GpuReader):
         builder = look_up(uuid, self._builders, self)
         stream = self._keep_running()
         received_s, line = self._lines.get(uuid, (0.0, None))
-        if line is not None and self.clock.monotonic_s() - received_s <= self._silence_s:
+        if line is not None and self.clock.monotonic_s() - received_s <= _SILENCE_S:
             return make_reading(builder, line)
         message = stream.last_message or self._last_message
         # The reason has a constant number of seconds: each new text would be a new gap.
-        raise DeviceUnreadable(f"nvidia-smi: {message or f'no line for this device in {self._silence_s:g} s'}")
+        raise DeviceUnreadable(f"nvidia-smi: {message or f'no line for this device in {_SILENCE_S:g} s'}")
 
     def close(self) -> None:
         """Kill the process; a later reading starts a new one."""

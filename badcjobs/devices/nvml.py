@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -27,16 +27,17 @@ _WHY_NOT = {  # by NVML error code
 }
 
 
+@dataclass(eq=False)
 class NvmlReader(GpuReader):
     """Reads every NVIDIA GPU and MIG slice that this process may see; ``dcgm`` adds metrics that NVML does not give."""
 
     backend = "nvml"
+    why = "NVML is tried first"
+    clock: Clock
+    dcgm: DcgmActivity | None = None
+    _nvml: Any = None
 
-    def __init__(self, clock: Clock, dcgm: DcgmActivity | None = None) -> None:
-        self.why = "NVML is tried first"
-        self._clock = clock
-        self._dcgm = dcgm
-        self._nvml: Any = None
+    def __post_init__(self) -> None:
         self._faults = FaultWatch()
         self._devices: dict[str, NvmlDevice] = {}
         self._warned: set[str] = set()
@@ -69,14 +70,14 @@ class NvmlReader(GpuReader):
             device = self._devices[uuid] = NvmlDevice(uuid)
         try:
             nvml = self._open()
-            now_s = self._clock.monotonic_s()
+            now_s = self.clock.monotonic_s()
             self._faults.poll(nvml, now_s)
             if device.handle is None:
                 device.handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
                 self._faults.watch(nvml, uuid, device.handle, is_slice=device.is_slice)
             reading = device.read(nvml, now_s, watched=self.watched)
         except Exception as error:  # broad: the recorder expects no other exception
-            self._faults.poll(self._nvml, self._clock.monotonic_s(), force=True)
+            self._faults.poll(self._nvml, self.clock.monotonic_s(), force=True)
             reason = reason_of(error)
             if self._faults.pending[uuid]:
                 reason += f" ({', '.join(self._faults.pending[uuid])})"
@@ -84,20 +85,20 @@ class NvmlReader(GpuReader):
             raise DeviceUnreadable(reason) from error
         if faults := self._faults.pending.pop(uuid, []):
             reading = replace(reading, faults=tuple(faults))
-        if self._dcgm is not None:
-            reading = self._dcgm.complete(uuid, reading)
+        if self.dcgm is not None:
+            reading = self.dcgm.complete(uuid, reading)
         return reading
 
     def force_full_read(self) -> None:
         """Read all metrics of each device at the next reading."""
-        self._faults.poll(self._nvml, self._clock.monotonic_s(), force=True)
+        self._faults.poll(self._nvml, self.clock.monotonic_s(), force=True)
         for device in self._devices.values():
-            device.force_full_read(self._clock.monotonic_s())
+            device.force_full_read(self.clock.monotonic_s())
 
     def close(self) -> None:
         """Release everything and stop NVML; a later call starts it again."""
-        if self._dcgm is not None:
-            self._dcgm.close()
+        if self.dcgm is not None:
+            self.dcgm.close()
         for device in self._devices.values():
             device.forget(self._nvml)
         self._devices.clear()
@@ -247,7 +248,7 @@ class FaultWatch:
         self._events: Any = None  # None: not created, or events are not supported
         # UUID → address of its card, and the GPU instance of a slice (None: a card)
         self._watched: dict[str, tuple[int | None, int | None]] = {}
-        self._due_s = float("-inf")
+        self._due_s = -inf
 
     def watch(self, nvml: Any, uuid: str, handle: Any, *, is_slice: bool) -> None:
         """Collect the faults of this device from now on."""
@@ -315,6 +316,7 @@ _LISTED = re.compile(r"^\|\s*(\d{1,6})\s*\|.*?Device UUID:\s*(\S+)", re.DOTALL |
 Shares = dict[str, float]  # metric → percent
 
 
+@dataclass(eq=False)
 class DcgmActivity:
     """Adds SM activity and occupancy to readings of cards without GPM (Volta to Ampere).
 
@@ -323,10 +325,11 @@ class DcgmActivity:
     ``dcgmi discovery`` maps its numbers to UUIDs. ``program`` is the path of dcgmi, None if it is not on PATH.
     """
 
-    def __init__(self, program: str | None, clock: Clock) -> None:
-        self._program = program
-        self._clock = clock
-        self._stream: Stream | None = None
+    program: str | None
+    clock: Clock
+    _stream: Stream | None = None
+
+    def __post_init__(self) -> None:
         self._uuid_of: dict[int, str] = {}
         self._latest: dict[str, tuple[float, Shares]] = {}  # by UUID
 
@@ -335,10 +338,10 @@ class DcgmActivity:
         lacking = [metric for metric in _FROM_DCGM if metric in reading.missing]
         if not lacking:
             return reading
-        if self._program is not None and self._stream is None:
+        if self.program is not None and self._stream is None:
             self._stream = Stream(self._prepare, self._receive)
         received_s, shares = self._latest.get(uuid, (-inf, {}))
-        if self._clock.monotonic_s() - received_s > _TOO_OLD_S:
+        if self.clock.monotonic_s() - received_s > _TOO_OLD_S:
             shares = {}
         reason = "dcgmi is not on PATH"
         if self._stream is not None:
@@ -363,12 +366,12 @@ class DcgmActivity:
 
     def _prepare(self) -> list[str]:
         """Map DCGM's numbers to UUIDs and return the command to stream from; runs in the stream's thread."""
-        assert self._program is not None
-        listing = run_program([self._program, "discovery", "-l"])
+        assert self.program is not None
+        listing = run_program([self.program, "discovery", "-l"])
         self._uuid_of = {int(number): uuid for number, uuid in _LISTED.findall(listing)}
         if not self._uuid_of:
             raise ProgramFailed("discovery lists no GPU")
-        return [self._program, "dmon", "-e", _DCGM_FIELDS, "-d", "1000"]
+        return [self.program, "dmon", "-e", _DCGM_FIELDS, "-d", "1000"]
 
     def _receive(self, text: str) -> bool:
         """Keep the shares of a row; return whether it is a row of a known device, or the head of a table."""
@@ -382,5 +385,5 @@ class DcgmActivity:
         for metric, fraction in zip(_FROM_DCGM, row.groups()[1:], strict=True):
             with suppress(ValueError, NoAnswer):  # N/A, or implausible
                 shares[metric] = check_range(metric, round(float(fraction) * 100, 3))
-        self._latest[uuid] = (self._clock.monotonic_s(), shares)
+        self._latest[uuid] = (self.clock.monotonic_s(), shares)
         return True

@@ -329,7 +329,7 @@ class NvmlDevice:
         self._has_gpm: bool | None = None  # None: not known yet
         self._warm_at_s = self._cold_at_s = -inf  # of the last answers
 
-    def read(self, nvml: Any, now_s: float, *, watched: bool = False) -> Reading:
+    def read(self, nvml: Any, now_s: float, *, watched: bool) -> Reading:
         """Read what is due; raise NVML's error if the device is lost, DeviceUnreadable if it gives no value."""
         builder = self._builder
         builder.begin()

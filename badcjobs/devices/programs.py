@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 _MOST_LINES = 10_000  # of the output of run_program
 _LONGEST_LINE = 2**16  # of a stream; a longer one counts as several
@@ -64,6 +65,7 @@ def run_program(argv: Sequence[str], timeout_s: float = 5) -> str:
     return text
 
 
+@dataclass(eq=False)
 class Stream:
     """Runs a program in a thread and passes on each line of its output.
 
@@ -71,15 +73,16 @@ class Stream:
     whether it could parse it; other lines are kept for ``last_message``.
     """
 
-    def __init__(self, prepare: Callable[[], Sequence[str]], on_line: Callable[[str], bool]) -> None:
-        self._prepare = prepare
-        self._on_line = on_line
-        self._process: subprocess.Popen[bytes] | None = None
+    prepare: Callable[[], Sequence[str]]
+    on_line: Callable[[str], bool]
+    ended: bool = False
+    exit_code: int | None = None  # None: it has not started, or not ended
+    _process: subprocess.Popen[bytes] | None = None
+    _closing: bool = False
+
+    def __post_init__(self) -> None:
         self._messages: deque[str] = deque(maxlen=8)
         self._changed = threading.Condition()
-        self._closing = False
-        self.ended = False
-        self.exit_code: int | None = None  # None: it has not started, or not ended
         self._thread = threading.Thread(target=self._run, name="badcjobs-stream", daemon=True)
         self._thread.start()
 
@@ -105,7 +108,7 @@ class Stream:
 
     def _run(self) -> None:
         try:
-            argv = self._prepare()
+            argv = self.prepare()
             with self._changed:  # else close() could miss a program that is just starting
                 if self._closing:
                     return
@@ -125,7 +128,7 @@ class Stream:
         with process.stdout as pipe:
             while line := pipe.readline(_LONGEST_LINE):
                 text = line.decode(errors="replace").strip()
-                if text and not self._on_line(text) and one_line(text) not in self._messages:
+                if text and not self.on_line(text) and one_line(text) not in self._messages:
                     self._messages.append(one_line(text))
                 with self._changed:
                     self._changed.notify_all()
@@ -138,7 +141,7 @@ def _start(argv: Sequence[str]) -> subprocess.Popen[bytes]:
     from badcjobs.processes import bind_to_parent  # late: a recorder that starts no program stays smaller
 
     return subprocess.Popen(
-        list(argv),
+        argv,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -25,7 +25,7 @@ from badcjobs.small_files import DamagedFile, parse_fields
 Course = Sequence[tuple[float, float]]  # (from_s, value), in order
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SimulatedDevice:
     """One simulated device; its fields are the keys of the script."""
 
@@ -63,7 +63,7 @@ def load_script(path: Path) -> list[SimulatedDevice]:
     return parse_script(read_toml(path).document, str(path))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Script:
     """The top of a simulation script."""
 
@@ -128,20 +128,21 @@ _PCIE_BYTES_PER_S = 2 * 10**9  # received under full load; it sends a tenth of i
 _GPU_IDLE = 0x1  # NVML's throttle reason of an idle device
 
 
+@dataclass(eq=False)
 class SimulatedReader(GpuReader):
     """Reads simulated devices; ``ledger``: a folder with the memory that programs use (None: it follows the load)."""
 
     backend = "simulated"
 
-    def __init__(
-        self, devices: Sequence[SimulatedDevice], *, clock: Clock, started_at_ms: int, ledger: Path | None = None
-    ) -> None:
-        self._clock = clock
-        self._started_at_ms = started_at_ms
-        self._ledger = ledger
-        self._devices = {simulated_uuid(device.index): device for device in devices}
+    devices: Sequence[SimulatedDevice]
+    clock: Clock
+    started_at_ms: int
+    ledger: Path | None = None
+
+    def __post_init__(self) -> None:
+        self._devices = {simulated_uuid(device.index): device for device in self.devices}
         self._read_at_s = dict.fromkeys(self._devices, self._now_s())
-        self.why = f"simulated devices were requested: {len(devices)}"
+        self.why = f"simulated devices were requested: {len(self.devices)}"
 
     def inventory(self) -> Sequence[InventoryDevice]:
         """List all devices, including lost ones."""
@@ -169,12 +170,12 @@ class SimulatedReader(GpuReader):
         self._read_at_s[uuid] = at_s
         reading = reading_at(device, at_s)
         reading.faults = tuple(text for fault_s, text in device.fault if since_s <= fault_s < at_s)
-        if self._ledger is not None and reading.memory_used_bytes is not None:
-            reading.memory_used_bytes = simulated_memory_bytes(self._ledger, uuid)
+        if self.ledger is not None and reading.memory_used_bytes is not None:
+            reading.memory_used_bytes = simulated_memory_bytes(self.ledger, uuid)
         return reading
 
     def _now_s(self) -> float:
-        return max(0, self._clock.now_ms() - self._started_at_ms) / 1000
+        return max(0, self.clock.now_ms() - self.started_at_ms) / 1000
 
 
 def simulated_uuid(index: int) -> str:

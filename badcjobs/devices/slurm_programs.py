@@ -136,7 +136,7 @@ def test_script(script: Path, environ: Environ, cwd: Path) -> tuple[int, str] | 
 # --- sbatch -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Answer:
     """The answer of sbatch for a script."""
 

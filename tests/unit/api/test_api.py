@@ -39,7 +39,7 @@ def test_devices_are_picked_under_the_lock_of_gpus_free(tmp_path, monkeypatch):
         assert [device.uuid for device in mine] == sorted(scores, key=scores.get, reverse=True)[:2]
         clock = SystemClock()
         with DeviceLocks(tmp_path, clock, "gpus --free") as locks:
-            (other,) = list_free({}, StandIn(), DeviceRequest(1), locks, Waiting(clock, print)).devices
+            (other,) = list_free({}, StandIn(), DeviceRequest(1, None, None, 0.0), locks, Waiting(clock, print)).devices
         assert other.uuid not in [device.uuid for device in mine]
         with pytest.raises(
             NotHere, match=r"(?s)is locked by run of .*try: fewer devices, weaker limits, or wait_s=600"

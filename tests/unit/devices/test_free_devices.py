@@ -17,6 +17,7 @@ from support.hand_clock import HandClock, ScriptedReader
 
 GIB = 2**30
 ALICE, BOB = "run of alice, pid 1234, /home/alice", "run of bob, pid 5, /home/bob"
+WISH = {"count": 1, "min_memory_mib": None, "max_utilization_percent": None, "wait_s": 0.0}
 
 
 class Machine:
@@ -56,7 +57,7 @@ class Machine:
                    for i, size in enumerate(self.totals)]  # fmt: skip
         grant = room.Grant(tuple(devices), "all of them")
         opened = room.OpenedDevices(ScriptedReader(self.clock, self._read), (), grant, None)
-        request = room.DeviceRequest(**{"count": 1, **wish})
+        request = room.DeviceRequest(**{**WISH, **wish})
         picked, self.skipped = room.pick_free(
             request, opened, self.locks, room.Waiting(self.clock, self.said.append, check)
         )
