@@ -1,6 +1,7 @@
 """Writes the rows of a job database, file by file, and checks that every row has arrived.
 
-Of several files of one task the one with the most rows counts; a damaged one never takes back a chunk that is done.
+Of several files of one task the one with the most rows counts, but a damaged one only if it has all chunks that an
+undamaged one has done.
 
 Every attempt is kept as history; a chunk has one final state. The rule: done beats poison beats failed beats pending
 beats skipped; among equals the one that ended last wins, then that of the later task, then the higher task_id. The
@@ -35,6 +36,7 @@ from badcjobs.version import __version__
 _RANK = "CASE {0}.status WHEN 'done' THEN 4 WHEN 'poison' THEN 3 WHEN 'failed' THEN 2 WHEN 'pending' THEN 1 ELSE 0 END"
 _TASK_STARTED = "coalesce((SELECT k.started_at_ms FROM main.task k WHERE k.task_id = {0}.task_id), 0)"
 STRENGTH = f"({_RANK}, coalesce({{0}}.ended_at_ms, 0), {_TASK_STARTED}, {{0}}.task_id)"
+_DONE = "SELECT recording_id, chunk_id FROM {} WHERE task_id = :task AND status = 'done'"
 _SAME_CHUNK = "{0}.recording_id = {1}.recording_id AND {0}.chunk_id = {1}.chunk_id"
 _PLAIN = tuple(table for table in TABLES if table not in ("meta", "chunk"))
 _HOMES = {table: "task_recording" if table == "recording" else table for table in _PLAIN}  # in the job database
@@ -180,22 +182,21 @@ class JobWriter:
             self._holders[before.task_id] = former
             before = None
         holder = self._files.get(self._holders.get(intake.task_id, ""))
-        takes_back = intake.status == "salvaged" and holder is not None and self._takes_back(intake, holder)
-        if before is not None and (intake.database is None or takes_back):
+        if before is not None and (intake.database is None or (intake.is_damaged and self._is_worse(intake, before))):
             self._files[name] = _kept(before, intake)
         elif intake.database is None:
             self._files[name] = intake
         elif holder is None or before is not None:
             self._use_file(intake)
-        elif intake.rank > holder.rank and not takes_back:
-            self._use_file(intake)
-            self._files[holder.path] = _copy_of(holder, name)
         elif intake.rank == holder.rank and _is_original(name, holder.path, f"{intake.task_name}.sqlite"):
             self._holders[holder.task_id] = name
             self._files[name] = intake
             self._files[holder.path] = _copy_of(holder, name)
-        else:
+        elif intake.rank == holder.rank or self._is_worse(intake, holder):
             self._files[name] = _copy_of(intake, holder.path)
+        else:
+            self._use_file(intake)
+            self._files[holder.path] = _copy_of(holder, name)
 
     def finish(self) -> tuple[SourceFile, ...]:
         """Move the detections of rivals, check the row counts, and write the table of files."""
@@ -222,18 +223,23 @@ class JobWriter:
         """Say whether the job database is the cause of an error, not the file that was being added."""
         return any(cause in str(error) for cause in _CAUSES) or find_damage(self._db) is not None
 
-    def _takes_back(self, intake: Intake, holder: SourceFile) -> bool:
-        """Say whether a damaged file has fewer rows than an earlier merge, or lacks a chunk that is done by it."""
-        assert intake.database is not None
+    def _is_worse(self, intake: Intake, holder: SourceFile) -> bool:
+        """Say whether a file has fewer rows than the holder of its task; a damaged one must have each chunk done."""
         if intake.rank < holder.rank:
-            return True
-        self._db.execute("ATTACH ? AS damaged", (read_only_uri(intake.database),))
+            return intake.is_damaged or not holder.is_damaged or not self._has_lost_chunks(intake, "main", "other")
+        return intake.is_damaged and self._has_lost_chunks(intake, "other", "main")
+
+    def _has_lost_chunks(self, intake: Intake, damaged: str, whole: str) -> bool:
+        """Say whether one of the job database (main) and a file (other) lacks a chunk that the other one has done."""
+        assert intake.database is not None
+        self._db.execute("ATTACH ? AS other", (read_only_uri(intake.database),))
         try:
-            done_again = f"SELECT 1 FROM damaged.chunk d WHERE {_SAME_CHUNK.format('d', 'c')} AND d.status = 'done'"
-            lost = f"SELECT 1 FROM main.chunk c WHERE task_id = ? AND status = 'done' AND NOT EXISTS ({done_again})"
-            return self._db.execute(lost, (intake.task_id,)).fetchone() is not None
+            done = {"other": _DONE.format("other.chunk")}
+            done["main"] = f"SELECT * FROM ({_DONE.format('main.chunk')} UNION ALL {_DONE.format('main.rival_chunk')})"
+            lost = f"{done[whole]} EXCEPT {done[damaged]}"
+            return self._db.execute(lost, {"task": intake.task_id}).fetchone() is not None
         finally:
-            self._db.execute("DETACH damaged")
+            self._db.execute("DETACH other")
 
     def _use_file(self, intake: Intake) -> None:
         """Replace the rows of a task by those of this file."""

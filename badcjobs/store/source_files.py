@@ -88,6 +88,11 @@ class SourceFile:
         """A sort key: of two files of one task, the higher one has more rows."""
         return self.rows or 0, self.last_sign_ms or 0, self.checksum or ""
 
+    @property
+    def is_damaged(self) -> bool:
+        """Whether its rows are those that could be read."""
+        return self.rows_lost is not None
+
     def is_same(self, now: os.stat_result) -> bool:
         """Say whether a file still has the same size and modification time."""
         return (now.st_size, now.st_mtime_ns) == (self.size_bytes, self.mtime_ns)

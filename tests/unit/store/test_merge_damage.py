@@ -329,6 +329,23 @@ def test_of_damaged_copies_and_earlier_publications_the_one_with_most_rows_count
     assert wanted["bad"]["sample"] <= wanted["late"]["sample"]
 
 
+def test_a_whole_file_with_a_chunk_that_a_damaged_one_has_lost_counts_in_any_order(tmp_path):
+    half = {chunk: "done" if chunk < "c030" else "pending" for chunk in STATES}
+    task = TaskFile(tmp_path / "t", states=half, samples=50, ended_at_ms=None)
+    whole = Path(shutil.copy(task.write(), tmp_path / "whole.sqlite"))
+    task.states, task.samples, task.ended_at_ms = STATES, 200, START_MS + 500_000
+    bad = task.write()
+    damage.zero_page(bad, damage.page_with(bad, b"c003.wav"))
+    rival = TaskFile(tmp_path, restart=1, states=STATES, started_at_ms=START_MS - 1).write()  # it has them done, too
+    for number, order in enumerate(([whole, bad], [bad, whole], [rival, whole, bad], [rival, bad, whole])):
+        for path in order:
+            statuses = {
+                Path(file.path).name: file.status for file in merge_run(tmp_path, path, target=str(number)).files
+            }
+        wanted = {rival.name: "merged", whole.name: "merged", bad.name: "copy"}
+        assert statuses == {path.name: wanted[path.name] for path in order}, order
+
+
 def test_detections_of_a_chunk_whose_row_is_lost_are_not_doubled_by_a_second_attempt(tmp_path):
     first = TaskFile(tmp_path, states=STATES, samples=5).write()
     second = TaskFile(tmp_path, restart=1, states=STATES, samples=5, chunk_ended_at_ms=START_MS + 9000).write()
