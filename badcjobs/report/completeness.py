@@ -273,7 +273,8 @@ def find_remarks(db: sqlite3.Connection, database: Path, progress: Progress) -> 
     total = _total(proof)
     if proof.done < total:
         failed = proof.failed + proof.poison
-        outcome = judge(proof.done, failed, total - proof.done - failed, running=False)
+        left = total - proof.done - failed - proof.elsewhere
+        outcome = judge(proof.done, failed, left, running=False, elsewhere=proof.elsewhere)
         remarks.append(f"the run is not complete: {outcome.counts}; only chunks that are done have detections")
     elif total and proof.why_unknown:
         remarks.append(f"not known whether the run is complete: {proof.why_unknown}")
