@@ -243,7 +243,7 @@ class Manifest:
                 if problem.not_found:
                     problem.fix = f"badcjobs run {shell_line(self.name)} --root DIR …"
                     problem.fix += "   (DIR: the folder that its source_paths are relative to)"
-                chunk = Chunk(row.recording_id, row.chunk_id, row.source_path, "", *row.times)
+                chunk = Chunk(row.recording_id, row.chunk_id, row.source_path, "", *row.times, place=row.place)
                 yield from walk.add_missing(row.line, str(problem), problem, chunk)
                 continue
             audio_path, fingerprint, end_ms, is_cut = answer

@@ -66,6 +66,11 @@ class SourceSize:
             self.measured_bytes += size_bytes
             self.measured_s += length_s
 
+    def forget_unsized(self) -> None:
+        """Take back a file whose size was not known: a later row looks at it."""
+        self.files -= 1
+        self.unsized -= 1
+
     @property
     def total_bytes(self) -> int | None:
         """All files together; one that was not looked at counts as the mean of the others; None: not known."""
@@ -186,12 +191,17 @@ def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
     was_looked_at = False
     for row, look in look_ahead(manifest.rows(walk, files), files.look):
         is_new = look is not None  # otherwise it is the file of the row before, or was not looked at
-        if row.source_path != path or is_new:
+        if row.source_path != path:
             path = row.source_path
             was_looked_at = is_new
             base = walk.base_of(path, manifest.folders, seen=was_looked_at)
             if not was_looked_at:
                 walk.size.add(None)
+        elif was_looked_at:  # the rows between are left out: a file that is looked at again counts once
+            look = None
+        elif is_new:
+            was_looked_at = True
+            walk.size.forget_unsized()
         planned = _plan_row(row, base, walk)
         is_planned = True
         if was_looked_at:
