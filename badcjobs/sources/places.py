@@ -111,10 +111,10 @@ def _name_key(name: str) -> str:
 
 def _path_key(path: str) -> str:
     """Return a path with a slash, which a file name has not."""
-    folder, name = posixpath.split(posixpath.normpath(path))
+    folder, name = posixpath.split(path)
     if folder.startswith("/"):  # links above the file do not matter
-        folder = _real_folder(folder)
-    return _name_key(f"{folder}/{name}")
+        return _name_key(f"{_real_folder(folder)}/{name}")
+    return _name_key(f"{posixpath.normpath(folder)}/{name}")
 
 
 _real_folder = lru_cache(1024)(os.path.realpath)

@@ -33,6 +33,7 @@ class NameReader(NamedTuple):
 
     def read(self, recording_id: str, source_path: str, audio_path: str) -> RecordingName:
         """Return where and when a recording was made, from its id, its path in the source and its absolute path."""
+        audio_path = absolute(Path("/"), audio_path)
         plain = read_path(recording_id, source_path, audio_path)
         below = path_below_root(recording_id, source_path, audio_path, self.roots)
         for pattern in self.patterns:
@@ -50,7 +51,7 @@ class NameReader(NamedTuple):
 
 def read_path(recording_id: str, source_path: str, audio_path: str) -> RecordingName:
     """Apply the built-in rule to a path; the study area stays unknown."""
-    folder = normalize("NFC", posixpath.basename(posixpath.dirname(posixpath.normpath(audio_path))))
+    folder = normalize("NFC", posixpath.basename(posixpath.dirname(audio_path)))
     # Files that were cut earlier may have other names; then the id of the recording may have the date.
     recorded_at = find_moment(posixpath.basename(source_path)) or find_moment(posixpath.basename(recording_id))
     stem = normalize("NFC", posixpath.splitext(posixpath.basename(source_path))[0])
@@ -80,14 +81,13 @@ def path_below_root(
     named = posixpath.normpath(source_path)
     if not named.startswith(("/", "../")):
         return named
-    path = posixpath.normpath(audio_path)
     for root in (root.rstrip("/") + "/" for root in roots):
-        if path.startswith(root):
-            return path.removeprefix(root)
-    for whole in (path, posixpath.splitext(path)[0]):
+        if audio_path.startswith(root):
+            return audio_path.removeprefix(root)
+    for whole in (audio_path, posixpath.splitext(audio_path)[0]):
         root = whole.removesuffix(f"/{recording_id}")  # ids of a list are paths relative to its root
         if root not in ("", whole):  # "": the id is the complete path, so it is outside the root
-            return path[len(root) + 1 :]
+            return audio_path[len(root) + 1 :]
     return None
 
 
@@ -127,7 +127,9 @@ def name_reader(settings: RunSettings, cwd: Path) -> NameReader:
     """Return the NameReader of a run; absolute paths may be below --root, or next to the source."""
     beside = [(cwd / source).parent for source in settings.source]
     roots = beside if settings.root is None else [cwd / settings.root]
-    return NameReader(settings.patterns, tuple(dict.fromkeys(absolute(cwd, str(root)) for root in roots)))
+    paths = [absolute(cwd, str(root)) for root in roots]
+    # A path with ".." is read without the links above it.
+    return NameReader(settings.patterns, tuple(dict.fromkeys([*paths, *map(posixpath.realpath, paths)])))
 
 
 def gap_lines(

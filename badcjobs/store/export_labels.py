@@ -16,6 +16,7 @@ from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+from badcjobs.settings import absolute
 from badcjobs.small_files import read_small
 from badcjobs.store.export_badc import safe_name
 from badcjobs.store.export_tables import VIEW, DetectionFilter
@@ -228,7 +229,7 @@ def _name_recordings(db: sqlite3.Connection, *, follows_links: bool) -> None:
     roots = set[str]()
     needs_paths = False
     for recording_id, source_path, opened_path, is_done, rate_hz, has_file in db.execute(_RECORDINGS):
-        audio_path = posixpath.normpath(opened_path or source_path) if has_file else ""
+        audio_path = absolute(Path("/"), opened_path or source_path) if has_file else ""
         path = audio_path or "/".join(map(safe_name, recording_id.split("/")))
         if follows_links and Path(audio_path).is_symlink():
             path = str(Path(audio_path).resolve())

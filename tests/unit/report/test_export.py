@@ -122,6 +122,14 @@ def test_recordings_have_names_that_tell_them_apart(tmp_path, pages):
     pages({"names.txt": "\n".join(said)})
 
 
+def test_links_in_the_path_of_a_recording_are_followed_before_dots(job, tmp_path):
+    (tmp_path / "real" / "far").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real/far")
+    change(job, "UPDATE chunk SET audio_path = ?", f"{tmp_path}/link/../x.wav")
+    export(ExportOrder(job, "raven", tmp_path / "raven"), None)
+    assert f"{tmp_path}/real/x.wav" in "".join(path.read_text() for path in (tmp_path / "raven").iterdir())
+
+
 def test_labels_are_never_in_a_folder_by_halves(job, tmp_path):
     long = "x" * 250
     change(job, "UPDATE chunk SET source_path = ?, audio_path = ? WHERE chunk_id = 'c'", f"{long}.wav", f"/{long}.wav")

@@ -3,6 +3,7 @@
 import itertools
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from unicodedata import normalize
 
@@ -12,7 +13,7 @@ from rooms.cli import read_topic
 from rooms.model import Cutting, NameGaps, parse_patterns
 from rooms.planning import PlanOrder, check_source, plan_sources
 from rooms.root import BadInput, Project, RunSettings
-from rooms.sources import WHOLE, open_sources
+from rooms.sources import WHOLE, open_sources, open_sources_of, place_reader
 from support.brief import line, literal
 from support.filesystems import powerless_folder
 from support.source_files import read_cases, write_files
@@ -185,6 +186,48 @@ def test_a_source_that_is_gone_is_refused_and_a_link_is_as_old_as_its_audio(tmp_
     os.utime(tmp_path / "a.wav", ns=(5, 7))
     (linked,) = open_sources([tmp_path / "link.wav"], root=None).chunks(WHOLE)
     assert linked.fingerprint.audio_mtime_ns == 7
+
+
+def test_a_row_whose_audio_is_missing_keeps_its_place_and_its_number(tmp_path):
+    header = "recording_id,chunk_id,source_path,start_ms,end_ms,region"
+    lines = ("r,c0,gone.wav,0,9,CA-AB", "s,c1,a.wav,0,9,CA-ON", "t,c2,a.wav,9,18,CA-QC")
+    write_files("a.wav: 2 s", tmp_path)
+    (tmp_path / "m.csv").write_text("\n".join((header, *lines)))
+    sources, remarks = open_sources([tmp_path / "m.csv"], root=None), room.Remarks(keeps_missing=True)
+    shards = [[(one.name, one.place.region) for one in sources.chunks(room.Shard(n, 2), remarks)] for n in range(2)]
+    assert shards == [[("r/c0", "CA-AB"), ("t/c2", "CA-QC")], [("s/c1", "CA-ON")]]
+
+
+def test_a_file_that_a_later_row_looks_at_counts_once(tmp_path):
+    """The first rows have an end, and nothing is looked at any more; or rows of a recording between are left out."""
+    write_files("a.wav: 2 of 9 s\nm.csv: rows\n  r,c0,a.wav,0,1000,,,\n  r,c1,a.wav,1000,,,,", tmp_path)
+    write_files("n.csv: rows\n  r,c0,a.wav,0,1000,,,\n  s,c1,b.wav,0,9,,,\n  r,c2,a.wav,1000,2000,,,", tmp_path)
+    for name, looks in (("m.csv", 0), ("n.csv", 9)):
+        sources = replace(open_sources([tmp_path / name], root=None), left_out=frozenset("s"))
+        read, walk = room.survey(sources, room.Mistakes([name]))
+        walk.looks_left = looks
+        assert len(list(read)) == 2
+        counts = (walk.size.files, walk.size.unsized, walk.measured, len(walk.remarks.faults["broken_audio"]))
+        assert (counts, walk.size.measured_s) == ((1, 0, 1, 1), 0.0), name
+
+
+def test_links_are_followed_before_dots(tmp_path):
+    """link/.. is the folder above what the link leads to."""
+    write_files("real/far/x.wav: 1 s\nreal/real_1.wav: 1 s\nlink: link real/far\nalias: link real", tmp_path)
+    path = f"{tmp_path}/link/../real_1.wav"
+    assert room.NameReader(()).read("x", path, path).location == "real"
+    patterns = {"recordings": {"patterns": ["{study_area}/*"]}}
+    made = Project.parse(patterns).make(RunSettings, {"source": ["m.csv"], "root": "alias"}, "run")
+    above = f"{tmp_path}/alias/far/../far/x.wav"
+    assert room.name_reader(made, tmp_path).read("x", above, above).study_area == "far"
+
+    with pytest.raises(BadInput, match="is inside another SOURCE"):
+        open_sources([tmp_path / "alias", tmp_path / "real" / "far"], root=None)
+    open_sources([tmp_path / "real" / "far", tmp_path / "link" / ".." / "real_1.wav"], root=None)
+    (tmp_path / "places.csv").write_text(f"filename,region\n{path},CA-AB\n")
+    settings = RunSettings(source=(str(tmp_path / "real"),), filelist=str(tmp_path / "places.csv"), out=None)
+    chunks = open_sources_of(settings, tmp_path).chunks(WHOLE)
+    assert [place_reader(settings, tmp_path).of(one).place.region for one in chunks] == [None, "CA-AB"]
 
 
 CASES = (Path(__file__).parents[2] / "data" / "recording_names.txt").read_text().split("\n=== ")[1:]
