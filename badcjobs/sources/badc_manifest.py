@@ -139,13 +139,10 @@ class RowFiles:
         path, measure = question
         return look_at(path, self._folders, self._read_header if measure else None), measure
 
-    def resolve(
-        self, path: str, first: Times, look: Look | None, times: Times, *, known_cut: bool = False
-    ) -> tuple[str, Fingerprint, int | None, bool]:
+    def resolve(self, row: ManifestRow, look: Look | None) -> tuple[str, Fingerprint, int | None, bool]:
         """Return the path of a row's audio, its fingerprint, its end, and whether to cut it out; or raise NoAudio.
 
-        ``first``: the times of the first row of its file. ``look`` None: the same as for the previous row.
-        ``known_cut``: the plan, which read the complete source, requires a cut, unless a setting forbids it.
+        ``look`` None: the same as for the previous row.
         """
         if look is not None:
             answer, self._measured = look
@@ -157,25 +154,22 @@ class RowFiles:
         if self._problem is not None:
             raise self._problem.with_traceback(None)
 
-        start_ms, end_ms = times
+        start_ms, end_ms = row.times
         if end_ms is None:
             end_ms = self._length_ms()
             # The engine decides about empty audio; but a start after the end of the audio is a mistake.
             if end_ms is not None and 0 < start_ms >= end_ms:
                 raise NoAudio(f"start_ms {start_ms} is not before the end of the audio at {end_ms} ms")
-        is_cut = (known_cut and self._cuts is None) or self._is_cut(
-            path,
-            first,
-            start_ms,
-            end_ms,
-        )
+        # A plan, which read the complete source, requires a cut, unless a setting forbids it.
+        is_cut = (row.cut == "yes" and self._cuts is None) or self._is_cut(row, end_ms)
 
         audio_path, fingerprint = self._file
         if self._measured and not is_cut:  # a file may be one of several chunks: its length is not the recording's
             fingerprint = replace(fingerprint, header=replace(fingerprint.header, duration_s=None))
         return audio_path, fingerprint, end_ms, is_cut
 
-    def _is_cut(self, path: str, first: Times, start_ms: int, end_ms: int | None) -> bool:
+    def _is_cut(self, row: ManifestRow, end_ms: int | None) -> bool:
+        start_ms, _ = row.times
         if self._cuts is False and not self._measured:
             return False
         audio_ms = self._length_ms()
@@ -191,12 +185,14 @@ class RowFiles:
             return self._cuts is True  # not known yet; if it cannot be cut, only this row fails
         if self._cuts is True:
             if is_beyond:
-                what = f"end_ms {end_ms} is after the end of {path} at {audio_ms} ms, so it cannot be cut out"
+                what = (
+                    f"end_ms {end_ms} is after the end of {row.source_path} at {audio_ms} ms, so it cannot be cut out"
+                )
                 raise NoAudio(what, "the same command without run.cut = true: then only such rows fail")
             return start_ms > 0 or audio_ms > end_ms
         is_longer = audio_ms - (end_ms - start_ms) > _SLACK_MS
         # If the first row of a file is a part of it, a row after the end is a missing part, not a separate file.
-        first_ms, last_ms = first
+        first_ms, last_ms = row.first
         first_is_part = last_ms is not None and last_ms - audio_ms <= _SLACK_MS < audio_ms - (last_ms - first_ms)
         return is_longer and (first_is_part or not is_beyond)
 
@@ -232,13 +228,7 @@ class Manifest:
         files = RowFiles(self.folders, walk)
         for row, look in look_ahead(self.rows(walk, files), files.look, walk.while_waiting):
             try:
-                answer = files.resolve(
-                    row.source_path,
-                    row.first,
-                    look,
-                    row.times,
-                    known_cut=row.cut == "yes",
-                )
+                audio_path, fingerprint, end_ms, is_cut = files.resolve(row, look)
             except NoAudio as problem:
                 if problem.not_found:
                     problem.fix = f"badcjobs run {shell_line(self.name)} --root DIR …"
@@ -246,7 +236,6 @@ class Manifest:
                 chunk = Chunk(row.recording_id, row.chunk_id, row.source_path, "", *row.times, place=row.place)
                 yield from walk.add_missing(row.line, str(problem), problem, chunk)
                 continue
-            audio_path, fingerprint, end_ms, is_cut = answer
             sha256 = row.fields.get("sha256", "").strip().lower()
             if _SHA256.fullmatch(sha256):  # it may have another value: "", "n/a", another hash
                 fingerprint = replace(fingerprint, audio_sha256=sha256)

@@ -35,7 +35,7 @@ class NameReader(NamedTuple):
         """Return where and when a recording was made, from its id, its path in the source and its absolute path."""
         audio_path = absolute(Path("/"), audio_path)
         plain = read_path(recording_id, source_path, audio_path)
-        below = path_below_root(recording_id, source_path, audio_path, self.roots)
+        below = self._path_below_root(recording_id, source_path, audio_path)
         for pattern in self.patterns:
             if (fields := pattern.read(audio_path, below)) is None:
                 continue
@@ -47,6 +47,20 @@ class NameReader(NamedTuple):
                 pattern.text,
             )
         return plain
+
+    def _path_below_root(self, recording_id: str, source_path: str, audio_path: str) -> str | None:
+        """Return the path relative to the root of the source; None: it is not below the root."""
+        named = posixpath.normpath(source_path)
+        if not named.startswith(("/", "../")):
+            return named
+        for root in (root.rstrip("/") + "/" for root in self.roots):
+            if audio_path.startswith(root):
+                return audio_path.removeprefix(root)
+        for whole in (audio_path, posixpath.splitext(audio_path)[0]):
+            root = whole.removesuffix(f"/{recording_id}")  # ids of a list are paths relative to its root
+            if root not in ("", whole):  # "": the id is the complete path, so it is outside the root
+                return audio_path[len(root) + 1 :]
+        return None
 
 
 def read_path(recording_id: str, source_path: str, audio_path: str) -> RecordingName:
@@ -69,26 +83,6 @@ def _is_recording(folder: str, recording_id: str) -> bool:
     """Return whether a folder is named after one recording, as that of its chunks is, or after a day."""
     has_date = _STAMP.search(folder) or _DATE.search(folder)
     return has_date is not None or folder == normalize("NFC", posixpath.basename(recording_id))
-
-
-def path_below_root(
-    recording_id: str,
-    source_path: str,
-    audio_path: str,
-    roots: Sequence[str],
-) -> str | None:
-    """Return the path relative to the root of the source; None: it is not below the root."""
-    named = posixpath.normpath(source_path)
-    if not named.startswith(("/", "../")):
-        return named
-    for root in (root.rstrip("/") + "/" for root in roots):
-        if audio_path.startswith(root):
-            return audio_path.removeprefix(root)
-    for whole in (audio_path, posixpath.splitext(audio_path)[0]):
-        root = whole.removesuffix(f"/{recording_id}")  # ids of a list are paths relative to its root
-        if root not in ("", whole):  # "": the id is the complete path, so it is outside the root
-            return audio_path[len(root) + 1 :]
-    return None
 
 
 def find_moment(name: str) -> str | None:

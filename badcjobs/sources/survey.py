@@ -237,9 +237,7 @@ def _with_audio(
     planned: PlannedRow, row: ManifestRow, look: Look | None, files: RowFiles, walk: Surveyor
 ) -> PlannedRow:
     """Add what the row's file says; raise NoAudio."""
-    audio_path, fingerprint, end_ms, is_cut = files.resolve(
-        row.source_path, row.first, look, row.times, known_cut=row.cut == "yes"
-    )
+    audio_path, fingerprint, end_ms, is_cut = files.resolve(row, look)
     header = files.header
     cut = planned.cut
     if is_cut and row.times[1] is None:

@@ -11,6 +11,7 @@ import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path, PurePosixPath
@@ -105,26 +106,22 @@ LABEL_FORMS = {
 }
 
 
+@dataclass
 class LabelWriter:
-    """Writes the labels of a job; ``progress`` gets the number of labels so far."""
+    """Writes the labels of a job."""
 
-    def __init__(
-        self,
-        db: sqlite3.Connection,
-        form: str,
-        wanted: DetectionFilter,
-        progress: Callable[[int], None],
-        hawkears_root: str | None = None,  # if that of the run cannot be read
-    ) -> None:
-        self._db = db
-        self._name = form
-        self._form = LABEL_FORMS[form]
-        self._wanted = wanted
-        self._progress = progress
-        self.species, self.species_missing = _read_species(db, hawkears_root)
-        self.written = 0
+    db: sqlite3.Connection
+    form: str
+    wanted: DetectionFilter
+    progress: Callable[[int], None]  # gets the number of labels so far
+    hawkears_root: str | None  # if that of the run cannot be read
+    written: int = 0
+
+    def __post_init__(self) -> None:
+        self._form = LABEL_FORMS[self.form]
+        self.species, self.species_missing = _read_species(self.db, self.hawkears_root)
         self.left_out = defaultdict[str, Counter[str]](Counter)  # reason → number by label
-        _name_recordings(db, follows_links=form == "hawkears")
+        _name_recordings(self.db, follows_links=self.form == "hawkears")
 
     def write_table(self, target: Path, view: str) -> int:
         """Write one table of all recordings; return the number of its rows."""
@@ -145,15 +142,15 @@ class LabelWriter:
     def _labels(self, view: str) -> Iterator[Label]:
         """Yield recordings and detections in HawkEars' order, without those that readers would refuse."""
         form = self._form
-        rows = self._db.execute(
+        rows = self.db.execute(
             f"""SELECT n.name, v.label, v.start_ms / 1000.0, v.end_ms / 1000.0, v.score, v.label_name, n.audio_path,
                        n.sample_rate_hz
                 FROM {view} v LEFT JOIN {_NAMED} n USING (recording_id)
-                WHERE {self._wanted.condition}
+                WHERE {self.wanted.condition}
                 UNION ALL SELECT name, '', 0, 0, NULL, NULL, NULL, NULL
                 FROM {_NAMED}
                 ORDER BY 1, 2, 3, 4, 5""",
-            self._wanted.values,
+            self.wanted.values,
         )
         for name, text, start_s, end_s, score, label_name, *audio in rows:
             label = " ".join(text.split())  # on one line
@@ -173,11 +170,11 @@ class LabelWriter:
         """Return why the readers would refuse a row, HawkEars' program with its folder; None: they accept it."""
         if not 0 <= float(row.start) < float(row.end):
             return "the end is not after the start"
-        if self._name == "raven":
+        if self.form == "raven":
             return None
         if not 0 <= float(row.score or 0) <= 1:
             return "the score is not from 0 to 1"
-        if self._name == "audacity":
+        if self.form == "audacity":
             return None
         key = row.label.casefold()
         if key in _NO_SPECIES or (self.species and key not in self.species):
@@ -201,7 +198,7 @@ class LabelWriter:
             for number, label in enumerate((row for row in labels if row.label), 1):
                 writer.writerow(form.fields(number, label))
                 self.written += 1
-                self._progress(self.written)
+                self.progress(self.written)
 
 
 # --- names of recordings ----------------------------------------------------------------------------------------------

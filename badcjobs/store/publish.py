@@ -14,6 +14,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -237,21 +238,16 @@ def _number(value: object) -> float | None:
 _NICENESS = 10
 
 
+@dataclass
 class Publisher:
     """Publishes at regular intervals from a thread of its own; builds the file in ``workplace``."""
 
-    def __init__(
-        self,
-        halves: Sequence[Half | Path],
-        target: Path,
-        *,
-        base_interval_s: float,
-        workplace: Path | None = None,
-    ) -> None:
-        self._halves = halves
-        self._target = target
-        self._workplace = workplace
-        self._base_interval_s = base_interval_s
+    halves: Sequence[Half | Path]
+    target: Path
+    base_interval_s: float
+    workplace: Path | None = None
+
+    def __post_init__(self) -> None:
         self._wake = threading.Event()
         self._over = threading.Event()
         self._one_at_a_time = threading.Lock()
@@ -275,18 +271,18 @@ class Publisher:
         """
         with self._one_at_a_time:
             try:
-                self._size_bytes = publish(self._halves, self._target, workplace=self._workplace, closing=closing)
+                self._size_bytes = publish(self.halves, self.target, workplace=self.workplace, closing=closing)
             except (OSError, sqlite3.Error) as error:
                 if not self._failing:  # warn once, not at every interval
                     log.warning(
                         "%s could not be published: %s; retrying at every interval",
-                        self._target.name,
+                        self.target.name,
                         error,
                     )
                 self._failing = True
                 return False
         if self._failing:
-            log.info("%s is published again", self._target.name)
+            log.info("%s is published again", self.target.name)
         self._failing = False
         return True
 
@@ -300,7 +296,7 @@ class Publisher:
         with contextlib.suppress(OSError):  # a sandbox may forbid it; on Linux each thread has its own priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while not self._over.is_set():
-            self._wake.wait(publish_interval_s(self._size_bytes, self._base_interval_s))
+            self._wake.wait(publish_interval_s(self._size_bytes, self.base_interval_s))
             self._wake.clear()
             if not self._over.is_set():
                 self.publish_now()
