@@ -206,7 +206,7 @@ class RowFiles:
 # --- the source -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Manifest:
     """A manifest file; a relative ``source_path`` is searched in ``folders``, in this order."""
 

@@ -43,7 +43,7 @@ class ListedRecording(NamedTuple):
 _Ours = tuple[ListedRecording, float | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AudioList:
     """The recordings of a folder, of a list, or of the command line.
 

@@ -35,7 +35,7 @@ _NO_LENGTHS: Mapping[str, float] = {}
 Row = TypeVar("Row")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Sources:
     """The sources of a run, recognised but not yet read.
 

@@ -40,7 +40,7 @@ class PlannedRow(NamedTuple):
     fails: bool = False  # its file gives no audio
 
 
-@dataclass(slots=True)
+@dataclass
 class SourceSize:
     """Files and bytes of a source; a file that is not here has its size in its git-annex key."""
 

@@ -19,7 +19,7 @@ from badcjobs.sources.audio_files import NoAudio, ReadHeader
 from badcjobs.sources.mistakes import Mistakes, Remarks
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shard:
     """Shard number ``index`` (from 0) of ``count``.
 

@@ -27,7 +27,7 @@ class PartTaken(BadcjobsError):
     exit_code = ExitCode.RUN_ME_AGAIN
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Part:
     """A part of a source: every ``count``-th row, or those of one line of a list of manifests."""
 
@@ -74,8 +74,6 @@ class Claim(Lease):
         self.replaced: set[str] = set()  # earlier attempts of this task, which may still run
         self._out = out
         self._part = part
-        self._key = TaskKey.parse(me.name)
-        self._restart = me.restart
 
     def __enter__(self) -> Claim:
         try:
@@ -98,10 +96,10 @@ class Claim(Lease):
     def replaces(self, holder: Holder) -> bool:
         """Return whether Slurm has restarted the holder as this attempt."""
         key = TaskKey.parse(holder.name)
-        assert key is not None and self._key is not None
-        mine = self._key
+        mine = TaskKey.parse(self._me.name)
+        assert key is not None and mine is not None
         is_same = replace(key, restart=mine.restart, node=mine.node) == mine
-        if not is_same or holder.restart >= self._restart:
+        if not is_same or holder.restart >= self._me.restart:
             return False
         self.replaced.add(holder.name)
         return True

@@ -67,11 +67,17 @@ def chunk_file(recording_id: str, chunk_id: str, suffix: str = ".json") -> Path:
 # --- a document per chunk ---------------------------------------------------------------------------------------------
 
 _FINISHED = "c.status IN ('done', 'failed', 'poison')"  # BADC does not list other chunks
-_DETECTIONS = """
-    SELECT recording_id, chunk_id, start_ms AS timestamp_ms, end_ms,
-           label, label AS label_code, label_name,
-           score AS confidence
-    FROM detection WHERE {condition} ORDER BY recording_id, chunk_id, start_ms, end_ms, label"""
+# The columns from timestamp_ms on are those of a detection, NULL for a chunk without any.
+_DETECTIONS = f"""
+    SELECT c.recording_id, c.chunk_id, c.source_path, c.start_ms,
+           c.end_ms AS chunk_end_ms, c.status, c.error_class, c.error,
+           t.engine,
+           d.start_ms AS timestamp_ms, d.end_ms, d.label,
+           d.label AS label_code, d.label_name, d.score AS confidence
+    FROM chunk c LEFT JOIN task t USING (task_id)
+    LEFT JOIN detection d ON d.recording_id = c.recording_id
+        AND d.chunk_id = c.chunk_id AND {{condition}}
+    WHERE {_FINISHED} ORDER BY c.recording_id, c.chunk_id, timestamp_ms, d.end_ms, d.label"""
 
 
 def count_finished(db: sqlite3.Connection) -> int:
@@ -80,24 +86,13 @@ def count_finished(db: sqlite3.Connection) -> int:
 
 
 def write_chunks(db: sqlite3.Connection, folder: Path, wanted: DetectionFilter, progress: Callable[[int], None]) -> int:
-    """Write ``<recording_id>/<chunk_id>.json`` for every chunk that is done or failed; return the number of files.
-
-    Chunks and detections are read once each, both in key order.
-    """
-    detected = _named_rows(db, _DETECTIONS.format(condition=wanted.condition), wanted.values)
-    groups = groupby(detected, key=_key)
-    key, group = next(groups, (None, iter(())))
-    chunks = f"""
-        SELECT c.recording_id, c.chunk_id, c.source_path, c.start_ms,
-               c.end_ms, c.status, c.error_class, c.error,
-               t.engine
-        FROM chunk c LEFT JOIN task t USING (task_id) WHERE {_FINISHED} ORDER BY c.recording_id, c.chunk_id"""
+    """Write ``<recording_id>/<chunk_id>.json`` for every chunk that is done or failed; return the number of files."""
     written = 0
-    for written, chunk in enumerate(_named_rows(db, chunks), 1):
-        while key is not None and key < _key(chunk):
-            key, group = next(groups, (None, iter(())))
-        rows = group if key == _key(chunk) else ()
-        detections = [{name: row[name] for name in row.keys()[2:]} for row in rows]
+    rows = _named_rows(db, _DETECTIONS.format(condition=wanted.condition), wanted.values)
+    for written, (_, group) in enumerate(groupby(rows, key=_key), 1):
+        chunk, *more = group
+        names = chunk.keys()[9:]
+        detections = [{name: row[name] for name in names} for row in (chunk, *more) if row["label"] is not None]
         target = folder / chunk_file(*_key(chunk))
         make_folder(target.parent)
         with fresh_file(target) as out:
@@ -129,7 +124,7 @@ def _document(chunk: sqlite3.Row, detections: list[dict[str, object]]) -> dict[s
         "detections": detections if done else [],
         "chunk": {
             "start_ms": chunk["start_ms"],
-            "end_ms": chunk["end_ms"],
+            "end_ms": chunk["chunk_end_ms"],
             "overlap_ms": None,  # not kept in the database
             "sha256": None,
             "notes": None,

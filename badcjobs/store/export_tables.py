@@ -138,7 +138,7 @@ class DetectionFilter(NamedTuple):
         return [name for name in self.species if name.upper() not in there]
 
 
-@dataclass(slots=True)
+@dataclass
 class JobDetections:
     """The detections of a job database, at their times in the recording."""
 

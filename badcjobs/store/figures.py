@@ -95,7 +95,7 @@ def _write_totals(db: sqlite3.Connection, task_id: int, device_id: int) -> tuple
                 points[metric] += zip(times, values, strict=True)
     for metric in counts:
         del counts[metric][None]  # readings without a value
-    energy = Cumulated(power_steps(points["power_w"], LONGEST_STEP_MS))
+    energy = Cumulated(power_steps(points["power_w"]))
     busy_metric = "busy_percent" if counts["busy_percent"] else "utilization_percent"
     counted: tuple[float | None, float | None] = (None, None)
     counter = [(at_ms, joules) for at_ms, joules in points["energy_j"] if joules is not None]
@@ -112,7 +112,7 @@ def _write_totals(db: sqlite3.Connection, task_id: int, device_id: int) -> tuple
     db.executemany(insert_sql("metric_summary"), figures)
     utilization = sorted(counts["utilization_percent"].items())
     db.executemany(insert_sql("utilization_count"), [(task_id, device_id, *pair) for pair in utilization])
-    return Cumulated(busy_steps(points[busy_metric], LONGEST_STEP_MS)), energy
+    return Cumulated(busy_steps(points[busy_metric])), energy
 
 
 def _write_stretches(db: sqlite3.Connection, task_id: int, device_id: int, spans: Sequence[Span]) -> None:
@@ -279,21 +279,22 @@ Points = Sequence[tuple[int, float | None]]
 Steps = Iterator[tuple[int, int, float]]  # from, to, amount added
 
 
-def power_steps(points: Points, longest_ms: int) -> Steps:
-    """Yield the joules between neighbouring readings of power; skip pairs more than ``longest_ms`` apart."""
-    for a_ms, a_w, b_ms, b_w in _neighbours(points, longest_ms):
+def power_steps(points: Points) -> Steps:
+    """Yield the joules between neighbouring readings of power."""
+    for a_ms, a_w, b_ms, b_w in _neighbours(points):
         yield a_ms, b_ms, (a_w + b_w) / 2 * (b_ms - a_ms) / 1000
 
 
-def busy_steps(points: Points, longest_ms: int) -> Steps:
+def busy_steps(points: Points) -> Steps:
     """Yield the busy seconds between neighbouring readings; a reading is the busy share since the one before it."""
-    for a_ms, _, b_ms, percent in _neighbours(points, longest_ms):
+    for a_ms, _, b_ms, percent in _neighbours(points):
         yield a_ms, b_ms, percent / 100 * (b_ms - a_ms) / 1000
 
 
-def _neighbours(points: Points, longest_ms: int) -> Iterator[tuple[int, float, int, float]]:
+def _neighbours(points: Points) -> Iterator[tuple[int, float, int, float]]:
+    """Yield pairs of readings that follow each other, without gaps between them."""
     measured = [(at_ms, value) for at_ms, value in points if value is not None]
-    return ((*a, *b) for a, b in pairwise(measured) if 0 < b[0] - a[0] <= longest_ms)
+    return ((*a, *b) for a, b in pairwise(measured) if 0 < b[0] - a[0] <= LONGEST_STEP_MS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ _GROWING = (
 Half = Callable[[Path], str | None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LiveHalf:
     """A file that can be opened; ``kind`` decides how.
 

@@ -103,7 +103,7 @@ _PATIENCE_S = 60.0  # a publication to a slow filesystem may take that long
 Sleep = Callable[[float], None]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Owner:
     """The task that writes in a live folder, as the folder's owner file describes it."""
 

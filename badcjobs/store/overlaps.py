@@ -76,12 +76,8 @@ def _join(shared: list[Sound], sounds: Sequence[Sound], joint_ms: int) -> Iterat
             key=lambda sound: abs(sound.start_ms - late.start_ms) + abs(sound.end_ms - late.end_ms),
         )
         shared.remove(early)
-        louder = max(early, late, key=_loudness)
+        louder = max(early, late, key=lambda sound: -math.inf if sound.score is None else sound.score)
         yield early._replace(end_ms=late.end_ms, label_name=louder.label_name, score=louder.score)
-
-
-def _loudness(sound: Sound) -> float:
-    return -math.inf if sound.score is None else sound.score
 
 
 # --- the tables of a job database -------------------------------------------------------------------------------------

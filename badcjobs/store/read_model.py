@@ -484,7 +484,7 @@ class FailedChunk:
     error: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ErrorFacts:
     """All tries that failed with one error class."""
 
@@ -496,7 +496,7 @@ class ErrorFacts:
     example: str  # one error message of the engine
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class AlertFacts:
     """All alerts of one kind."""
 
@@ -511,7 +511,7 @@ class AlertFacts:
     still_open: int = 0  # not over at the last publication of a task that has not ended; in a summary: of one that runs
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ForeignProcess:
     """A process of another user or job on one of our devices."""
 
@@ -525,7 +525,7 @@ class ForeignProcess:
     memory_peak_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DecisionFacts:
     """The last decision of the wrapper about one topic and subject."""
 
@@ -536,7 +536,7 @@ class DecisionFacts:
     tasks: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CostFacts:
     """The cost per try of the tries that succeeded; None: not measured."""
 
@@ -553,7 +553,7 @@ class CostFacts:
     energy_tries: int = 0  # the tries with measured energy, on which the energy_j figures are based
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GapFacts:
     """All gaps with one reason."""
 
@@ -564,7 +564,7 @@ class GapFacts:
     tasks: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Freshness:
     """How the merged data compares with the task databases now."""
 
@@ -577,7 +577,7 @@ class Freshness:
     closed: str | None = None  # a folder that cannot be read, and why
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JobFacts:
     """The content of a job database."""
 
@@ -626,7 +626,7 @@ class JobFacts:
         return self.audio_done_s + self.overlap_s
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Completeness:
     """The sources of a run compared with its job database.
 

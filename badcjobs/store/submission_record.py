@@ -39,7 +39,7 @@ Command = tuple[str, ...]  # its words
 Document = dict[str, Any]  # of a file
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Record:
     """One submission."""
 
@@ -208,7 +208,7 @@ def _option_text(value: Any) -> str:
 # --- the traces of a job ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Trace:
     """What the run folder has about one job; empty for a job that was submitted with sbatch directly."""
 

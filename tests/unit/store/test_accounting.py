@@ -58,7 +58,7 @@ def test_every_moment_has_exactly_the_state_that_a_look_at_it_finds(tries, lives
 @given(TRIES, LIVES, POINTS, POINTS)
 @settings(max_examples=60)
 def test_what_is_shared_out_adds_up_to_what_there_was(tries, lives, watts, busy):
-    power, used = list(power_steps(watts, 15_000)), list(busy_steps(busy, 15_000))
+    power, used = list(power_steps(watts)), list(busy_steps(busy))
     to_ms = max([END_MS, *(at for at, _ in [*watts, *busy])])
     by_state, by_try = sum_by_state(make_spans(0, to_ms, tries, lives), Cumulated(used), Cumulated(power))
     states = by_state.values()
@@ -78,10 +78,10 @@ def test_power_is_integrated_over_near_neighbours_and_never_across_a_hole(points
     known = [(at, value) for at, value in points if value is not None]
     near = [(a, b) for a, b in pairwise(known) if b[0] - a[0] <= 15_000]
     joules = [(a[0], b[0], pytest.approx((a[1] + b[1]) / 2 * (b[0] - a[0]) / 1000)) for a, b in near]
-    assert list(power_steps(points, store.LONGEST_STEP_MS)) == joules
+    assert list(power_steps(points)) == joules
     busy = [(a[0], b[0], pytest.approx(b[1] / 100 * (b[0] - a[0]) / 1000)) for a, b in near]
-    assert list(busy_steps(points, store.LONGEST_STEP_MS)) == busy
-    total = Cumulated(power_steps(points, store.LONGEST_STEP_MS)).total
+    assert list(busy_steps(points)) == busy
+    total = Cumulated(power_steps(points)).total
     assert total == (pytest.approx(sum(part[2].expected for part in joules)) if joules else None)
 
 
@@ -95,7 +95,7 @@ def test_mean_and_percentiles_are_those_of_the_sorted_values(values):
 
 
 def test_what_was_not_measured_is_unknown_and_tries_at_once_share_what_was():
-    power = Cumulated(power_steps([(10_000, 100.0), (14_000, 100.0)], 15_000))
+    power = Cumulated(power_steps([(10_000, 100.0), (14_000, 100.0)]))
     assert [power.until(at) for at in (9_999, 10_000, 12_000, 20_000)] == [(0, 0), (0, 0), (200, 2000), (400, 4000)]
     spans = [Span(0, 5000, "start_up"), Span(5000, 12_000, "working", (1, 2)), Span(12_000, 20_000, "working", (1,))]
     by_state, by_try = sum_by_state(spans, Cumulated([]), power)
