@@ -166,7 +166,7 @@ def open_sources(
     mistakes = Mistakes([str(path) for path in paths])
     parts = []
     audio_files = []
-    real = [Path(os.path.realpath(path)) for path in paths]
+    real = {path: Path(os.path.realpath(path)) for path in paths}
     for mistakes.source, path in enumerate(paths):
         source = recognise(path, root, mistakes)
         if isinstance(source, Path) and is_audio(path.name):
@@ -175,11 +175,7 @@ def open_sources(
             if len(paths) == 1:
                 return _with_cutting(_open_listed(path, root, position), cutting)
             mistakes.add(0, "is a list of manifests, which must be the only SOURCE")
-        elif (
-            isinstance(source, AudioList)
-            and source.is_folder
-            and not set(real).isdisjoint(real[mistakes.source].parents)
-        ):
+        elif isinstance(source, AudioList) and source.is_folder and {*real.values()} & {*real[path].parents}:
             mistakes.add(0, "is inside another SOURCE: its recordings would be processed twice")
         elif source is not None:
             parts.append(source)

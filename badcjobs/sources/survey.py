@@ -190,6 +190,8 @@ def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
     path = base = ""  # of the current file; its rows follow each other
     was_looked_at = False
     for row, look in look_ahead(manifest.rows(walk, files), files.look):
+        if row.source_path == path and was_looked_at:  # again, if the rows between are left out: it counts once
+            look = None
         is_new = look is not None  # otherwise it is the file of the row before, or was not looked at
         if row.source_path != path:
             path = row.source_path
@@ -197,8 +199,6 @@ def _rows_of(manifest: Manifest, walk: Surveyor) -> Iterator[PlannedRow]:
             base = walk.base_of(path, manifest.folders, seen=was_looked_at)
             if not was_looked_at:
                 walk.size.add(None)
-        elif was_looked_at:  # the rows between are left out: a file that is looked at again counts once
-            look = None
         elif is_new:
             was_looked_at = True
             walk.size.forget_unsized()
