@@ -4,7 +4,7 @@
     live files   kernel lock   store/live_folder.py        only the task itself writes its live files
     sbatch       kernel lock   devices/slurm_programs.py   the next submit waits for an sbatch whose caller was killed
     probe file   kernel lock   workers/learned.py          one probe at a time adds its result
-    claim        lease         store/claims.py             one task at a time works on a part of a source
+    claim        lease         task/startup.py             one task at a time works on a part of a source
     merge        lease         store/merge.py              one merge at a time writes a job database
     run folder   lease         store/run_lock.py           one submit reads it, one emulation works in it, at a time
 

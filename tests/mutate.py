@@ -32,14 +32,15 @@ OTHER_NAME = {"min": "max", "max": "min", "any": "all", "all": "any"}
 ENGINE = ("tests/contract/test_engine.py",)
 KILLS = ("tests/faults/test_kill_one.py",)
 WHOLE_PROGRAMS = {  # files of which unit tests call less than a third → the tests that do
-    "before": ("tests/flow/test_planning_commands.py",), "claims": ("tests/faults/test_twins.py",),
+    "before": ("tests/flow/test_planning_commands.py",),
     "engine_command": ENGINE, "hawkears1": ENGINE, "hawkears_worker": ENGINE,
     "live": ("tests/flow/test_live_commands.py",), "machine": ("tests/flow/test_devices.py",),
     "recorder_process": KILLS, "records": KILLS,
     "results": ("tests/flow/test_merge_command.py", "tests/flow/test_report_command.py"),
     "run": ("tests/flow/test_run_settings.py",), "run_task": (*KILLS, "tests/flow/test_run_signals.py"),
-    "sidecar": (*KILLS, "tests/flow/test_telemetry.py"), "startup": ("tests/flow/test_run_signals.py",),
-    "stream_session": ENGINE, "submit": ("tests/flow/test_submit_stories.py",),
+    "sidecar": (*KILLS, "tests/flow/test_telemetry.py"), "stream_session": ENGINE,
+    "startup": ("tests/flow/test_run_signals.py", "tests/faults/test_twins.py"),
+    "submit": ("tests/flow/test_submit_stories.py",),
 }  # fmt: skip
 SPEECH = ("log", "_log", "logger", "warnings")  # what is only said may be left out
 

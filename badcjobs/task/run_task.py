@@ -40,14 +40,23 @@ from badcjobs.sources.cutter import AudioCutter
 from badcjobs.sources.mistakes import Remarks, left_out_words
 from badcjobs.sources.places import place_words, refuse_moved
 from badcjobs.sources.recording_names import gap_lines
-from badcjobs.store.claims import Claim, Part, PartTaken
 from badcjobs.store.live_files import read_lost_devices, read_pulse
 from badcjobs.store.live_folder import publish_left_behind
 from badcjobs.store.read_job import merged_files
 from badcjobs.store.task_writer import TaskWriter
 from badcjobs.task.progress import TimeBudget, count_progress, heartbeat_line
 from badcjobs.task.records import RecordingOptions, Records
-from badcjobs.task.startup import ResolvedTask, World, announce, forbid_restart, raise_if_stopped, resolve_task
+from badcjobs.task.startup import (
+    Claim,
+    Part,
+    PartTaken,
+    ResolvedTask,
+    World,
+    announce,
+    forbid_restart,
+    raise_if_stopped,
+    resolve_task,
+)
 from badcjobs.telemetry.sidecar import wait_for_orphans
 from badcjobs.version import __version__
 from badcjobs.words import count, duration, moment

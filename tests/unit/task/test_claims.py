@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from rooms.root import BadcjobsError, Holder, RunFolder, find_process
-from rooms.store import Claim, Part
+from rooms.task import Claim, Part
 from support.hand_clock import HandClock
 from support.waiting import wait_for
 
