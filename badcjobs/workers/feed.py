@@ -202,7 +202,8 @@ class SessionFeed:
             broke = True
             yield from self._take_unavailable()
             in_hand = list(self._in_hand.values())
-            suspects = [handed for handed in in_hand if handed.is_started] or in_hand
+            # If the engine has reported no start, the first chunk is blamed (``SessionBroken``).
+            suspects = [handed for handed in in_hand if handed.is_started] or in_hand[:1]
             if len(suspects) == 1 and not broken.at_start:
                 chunk = suspects[0].original
                 self._note(chunk, broken.error_class, chunk.audio_s, self._way)

@@ -165,6 +165,12 @@ def dies_together(session, batch):
     yield from (done(chunk) for chunk in batch)
 
 
+def dies_before_any_news(session, batch):
+    if not session.plan.lean and any((chunk.audio_s or 0) > 40 for chunk in batch):
+        raise SessionBroken("out_of_memory", "CUDA out of memory")
+    yield from (done(chunk) for chunk in batch)
+
+
 def in_its_piece(at, error_class, *, breaks=True):
     def script(session, batch):
         is_it, failure = batch[0].chunk_id.endswith(at), f"cannot hear {batch[0].audio_path}"
@@ -198,7 +204,8 @@ class NoCuts(AudioCutter):
         raise self.problem
 
 
-SCRIPTS = {one.__name__: one for one in (with_room, in_its_piece, dies_together, crashes_when_lean, only_lean)}
+SCRIPTS = {one.__name__: one for one in (with_room, in_its_piece, dies_together, dies_before_any_news,
+                                         crashes_when_lean, only_lean)}  # fmt: skip
 NO_CUTS = {
     "no ffmpeg": NoCuts(CannotCut("a.mp3: ffmpeg is not on PATH")),
     "a full disk": NoCuts(OSError(errno.ENOSPC, "No space left on device")),
