@@ -211,11 +211,13 @@ class CommandSession:
             for chunk in part:
                 yield ChunkStarted(chunk, started_at_ms)
             code = self._run(part)
+            if code is None or self._killed:
+                return  # its output may be incomplete
             if code == 0:
                 stems = [Path(chunk.audio_path).stem for chunk in part]
                 for chunk in part:
                     yield self._read(chunk, started_at_ms, stems)
-            elif code is not None and not (self.engine.per_batch and self._killed):
+            else:
                 yield from self._explain(part, code, started_at_ms)
 
     def interrupt(self) -> None:

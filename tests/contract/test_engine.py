@@ -296,6 +296,7 @@ def test_killed_from_inside_or_outside_nothing_counts_as_done_and_the_next_sessi
         feeding.end()
         session.close()
         assert not any(result.ok for result in feeding.results)
+        assert outside or not feeding.results, "what we have killed has no result"
         reported = {result.error_class for result in feeding.results} | {feeding.broken and feeding.broken.error_class}
         expected = {"worker_died", "engine_crash"} if outside else {"worker_died", "terminated"}
         assert reported - {None} <= expected and (reported - {None} or not outside)
