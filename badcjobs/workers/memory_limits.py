@@ -1,8 +1,18 @@
 """The audio length from which a chunk no longer fits into the memory of a GPU model, learned from failures.
 
-A chunk that runs out of memory is tried with less: usual → lean (one thread, no other chunk) → in 2 pieces, lean → in
-4 → … Waiting chunks of its length follow immediately. The limit is kept for later tasks only after a step has worked,
-and only if no audio of that length has ever fitted: a GPU that is full of other processes gives no limit for its model.
+How a chunk that runs out of memory is followed:
+
+    feed            SessionFeed notes the failure here: device model, length of the audio, the way that failed
+    here            note_out_of_memory chooses the way of its next try, or finds that no way needs less memory
+    supervise       asks circumstances: is there a smaller way? policy.POLICY has the response to the answer
+    work_queue      puts it back, to be alone; a try with less memory is not counted as a retry
+    worker_loop     asks way_of for each chunk in hand: one that must be lean goes back, for a session of its own
+    feed            asks way_of once more: whole, or cut into pieces (``chunk_audio.PieceRun``)
+    here            note_success keeps the limit that its failures give; ``learned`` passes it on to later tasks
+
+The ways: usual → lean (one thread, no other chunk) → in 2 pieces, lean → in 4 → … Waiting chunks of its length follow
+immediately. The limit is kept for later tasks only after a step has worked, and only if no audio of that length has
+ever fitted: a GPU that is full of other processes gives no limit for its model.
 
 Whether a chunk is processed lean is decided here and nowhere else.
 """

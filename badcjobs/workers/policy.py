@@ -61,7 +61,7 @@ class Circumstance(Enum):
     MPS_SUSPECT = "the engine was not ready yet, and MPS may be the cause"
     STARTS_SPENT = "too many starts in a row have failed"
     SHARED = "the worker shares its device through MPS"
-    UNCERTAIN = "several chunks at once, or a damaged copy"
+    UNCERTAIN = "several chunks at once, a process that died under MPS, or a damaged copy"
     NODE_AT_FAULT = "the node has a fault"
     PAUSES_SPENT = "too many pauses, and no chunk done"
     SMALLER_WAY = "the chunk can be tried with less memory"
@@ -151,7 +151,6 @@ POLICY = (
     Rule(ALL, {_WHEN.STARTING}, _FREE, LEAVE, WorkerStep.NEW_PROCESS),
     # Another chunk, another worker or another program may be the cause.
     Rule((TERMINATED,), {_WHEN.FIRST_TIMES}, _FREE, LEAVE, WorkerStep.NEW_PROCESS),
-    Rule(DEATHS, {_WHEN.SHARED}, _FREE, HALVES, WorkerStep.NEW_PROCESS),
     Rule(ALL, {_WHEN.UNCERTAIN}, _FREE, HALVES),
     Rule(MAY_BE_NODE, {_WHEN.NODE_AT_FAULT}, _FREE, BACK),
     Rule((WORKER_DIED, HOST_MEMORY), {_WHEN.FIRST_TIMES}, _FREE, RETRY_ALONE, WorkerStep.NEW_PROCESS),
@@ -164,7 +163,6 @@ POLICY = (
     Rule(DEATHS, {_WHEN.SECOND_DEATH}, _CHARGED, POISON, WorkerStep.NEW_PROCESS),
     Rule(ALL, {_WHEN.RETRIES_SPENT}, _CHARGED, FAIL),
     Rule(DEATHS, _ALWAYS, _CHARGED, RETRY_ALONE, WorkerStep.NEW_PROCESS),
-    Rule((OUT_OF_MEMORY,), _ALWAYS, _CHARGED, RETRY_ALONE),
     Rule((HOST_MEMORY,), _ALWAYS, _CHARGED, RETRY, WorkerStep.NEW_PROCESS),
     Rule(ALL, _ALWAYS, _CHARGED, RETRY),
 )

@@ -15,10 +15,10 @@ from rooms.devices import EndTime
 from rooms.model import Chunk, ChunkResult, ChunkStarted
 from rooms.root import NotHere, SessionBroken
 from rooms.task import TimeBudget
-from rooms.workers import RetryPolicy, WorkQueue
+from rooms.workers import MemoryLimits, RetryPolicy, WorkQueue
 from support.facts import calls
 from support.hand_clock import HandClock
-from support.supervised import CLOCK, OK, Bench, acting, done, failed, plan_on
+from support.supervised import CLOCK, OK, Bench, acting, audio_steps, done, failed, plan_on
 
 SOME = settings(max_examples=20, phases=[Phase.generate])  # an example that never ends is long enough once
 
@@ -184,7 +184,8 @@ def test_what_may_take_others_down_is_tried_again_with_nothing_beside_it(tmp_pat
         held[suspect].append(len(batch))
         yield from act(session, batch)
 
-    bench = Bench(tmp_path, script, chunks=40, wants=4).run()
+    audio = audio_steps(tmp_path, limits=MemoryLimits())
+    bench = Bench(tmp_path, script, chunks=40, wants=4, audio=audio).run()
     assert (bench.statuses, held[True], max(held[False])) == ({"done": 40}, [1], 6)
 
 
