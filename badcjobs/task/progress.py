@@ -32,17 +32,17 @@ _RECENT = 200  # chunks: enough for a p95, few enough to notice a device that sl
 Work = tuple[int | None, float | None, float]  # device_id, seconds of audio (None: not known), seconds of work
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DeviceWorkNow:
     """What one device has done in this task, and the chunks in progress on it."""
 
     label: str  # "GPU 0  Tesla V100", or "CPU"
     done: int
     audio_done_s: float
-    working_on: tuple[str, ...] = ()
+    working_on: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TaskProgress:
     """The progress of a task."""
 
@@ -50,10 +50,10 @@ class TaskProgress:
     chunks_total: int
     audio_done_s: float
     elapsed_s: float
-    start_up_s: float = 0.0  # the part of elapsed_s before the first chunk
-    failed: int = 0  # the part of chunks_settled that failed for good
-    retrying: int = 0  # chunks not settled that have failed before
-    devices: tuple[DeviceWorkNow, ...] = ()
+    start_up_s: float  # the part of elapsed_s before the first chunk
+    failed: int  # the part of chunks_settled that failed for good
+    retrying: int  # chunks not settled that have failed before
+    devices: tuple[DeviceWorkNow, ...]
 
     @property
     def rate(self) -> float | None:
@@ -74,7 +74,7 @@ class TaskProgress:
         return max(0.0, self.elapsed_s - self.start_up_s) * left / self.chunks_settled
 
 
-def heartbeat_line(progress: TaskProgress, load: Sequence[float | None], devices: int, lost: int = 0) -> str:
+def heartbeat_line(progress: TaskProgress, load: Sequence[float | None], devices: int, lost: int) -> str:
     """Return the heartbeat line, a promised format. ``load``: percent of CPU, memory and GPU; '?': not known.
 
     ``lost``: how many of the devices no longer work.
@@ -159,8 +159,7 @@ class Rates:
 
 def _slowest(times: Sequence[tuple[float | None, float]]) -> tuple[float | None, float | None]:
     """Return the p95 of seconds of work per second of audio, and per chunk."""
-    per_audio_s = [took_s / audio_s for audio_s, took_s in times if audio_s]
-    return _p95(per_audio_s), _p95([took_s for _, took_s in times])
+    return _p95([took_s / audio_s for audio_s, took_s in times if audio_s]), _p95([took_s for _, took_s in times])
 
 
 def _p95(values: list[float]) -> float | None:

@@ -43,7 +43,7 @@ _SIDECAR_TIMEOUT_S = 5.0
 _SNAPSHOT_TIMEOUT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RecordingOptions:
     """How to record devices."""
 
@@ -110,9 +110,8 @@ class Records:
 
     def start_publishing(self, every_s: float) -> None:
         """Publish now, so that a file exists from the beginning, and then at this interval."""
-        halves = (self.writer.half, self._readings.uri)
         self._publisher = Publisher(
-            halves,
+            (self.writer.half, self._readings.uri),
             self.target,
             base_interval_s=every_s,
             workplace=self.local.path,
@@ -234,8 +233,7 @@ class Records:
         now_ms = self.world.clock.now_ms()
         gaps = recorder.unwritten.gaps(now_ms)
         if recorder.failure is not None:
-            last_ms = last_reading_ms(self.readings_at_hand())
-            gaps.append((last_ms or self.started_at_ms, now_ms, recorder.failure))
+            gaps.append((last_reading_ms(self.readings_at_hand()) or self.started_at_ms, now_ms, recorder.failure))
         with _warned("the gap in the telemetry"):
             for from_ms, to_ms, reason in gaps:
                 self.writer.add_gap(None, from_ms, to_ms, reason)
@@ -372,13 +370,12 @@ def stream_samples(
             fix = "badcjobs record --out - --simulate 2"
             raise NotHere("there is no GPU to record", why=sight.trouble or sight.grant.why, fix=fix)
         emit_due = _emitter(sight, emit, world.clock, options.interval_s)
-        mark = task_mark(read_allocation(world), world)
         try:
             return _follow(
                 command,
                 duration_s,
                 world,
-                mark,
+                task_mark(read_allocation(world), world),
                 emit_due,
                 2,
             )

@@ -300,8 +300,8 @@ def plan_workers(task: Task) -> Autoscaler:
     writer = task.writer
     grant = task.resolved.grant
     writer.add_devices(grant.devices)
-    pins = [device.pin for device in grant.devices]
-    log.info("devices: %s; %s", ", ".join(pins) or "none", grant.why.replace("\n", "; "))
+    pins = ", ".join(device.pin for device in grant.devices)
+    log.info("devices: %s; %s", pins or "none", grant.why.replace("\n", "; "))
 
     devices = []
     cpu_workers = 0
@@ -357,10 +357,9 @@ def start_mps(task: Task, workers: Autoscaler) -> None:
 def start_recorder(task: Task) -> None:
     """Start to sample the devices, until the task is closed."""
     settings = task.settings
-    stand_in = settings.stand_in(task.world.cwd)
     options = RecordingOptions(
         settings.interval_s,
-        stand_in,
+        settings.stand_in(task.world.cwd),
         settings.alerts,
         hooks=settings.hooks,
     )

@@ -270,12 +270,11 @@ def check_places(settings: RunSettings, sources: Sources, cwd: Path) -> None:
 
 def read_allocation(world: World) -> Allocation:
     """Return the allocation of this process: Slurm's or, outside Slurm, the machine."""
-    now_ms = world.clock.now_ms()
     return parse_allocation(
         world.environ,
         hostname=world.hostname,
         pid=world.pid,
-        started_at_ms=now_ms,
+        started_at_ms=world.clock.now_ms(),
     )
 
 

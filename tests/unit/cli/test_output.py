@@ -8,6 +8,7 @@ import shlex
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,20 +73,21 @@ def test_a_wrong_interval_is_refused(monkeypatch):
             cli.poll_s(2.5)
 
 
-HALF_WAY = TaskProgress(480, 960, audio_done_s=14_400.0, elapsed_s=130.0, start_up_s=10.0)
+progress_of = partial(TaskProgress, start_up_s=0.0, failed=0, retrying=0, devices=())
+HALF_WAY = progress_of(480, 960, audio_done_s=14_400.0, elapsed_s=130.0, start_up_s=10.0)
 GPU_0 = DeviceWorkNow("GPU 0  Tesla V100-SXM2-32GB", 320, 9600.0, ("site01/site01_c000",))
 GPU_1 = DeviceWorkNow("GPU 1  Tesla V100-SXM2-32GB", 160, 4800.0, ("site01/site01_c001",))
 WORK = replace(HALF_WAY, devices=(GPU_0, GPU_1))
 WAITS = replace(HALF_WAY, chunks_settled=957, failed=2, retrying=3, devices=(replace(GPU_0, working_on=()),))
 TWINS = tuple(replace(GPU_0, label=f"GPU MIG-0123456789abcdef-0123456789ab{n}") for n in range(2))
 BARS = {
-    "half-way": WORK, "idle": replace(HALF_WAY, devices=(GPU_0, GPU_1, DeviceWorkNow("GPU 2", 0, 0.0))),
+    "half-way": WORK, "idle": replace(HALF_WAY, devices=(GPU_0, GPU_1, DeviceWorkNow("GPU 2", 0, 0.0, ()))),
     "twins": replace(HALF_WAY, devices=TWINS),
-    "start": TaskProgress(0, 960, 0.0, 5.0, devices=(DeviceWorkNow("GPU 0", 0, 0.0),)),
-    "first": TaskProgress(1, 961, 30.0, elapsed_s=61.0, start_up_s=60.0),
+    "start": progress_of(0, 960, 0.0, 5.0, devices=(DeviceWorkNow("GPU 0", 0, 0.0, ()),)),
+    "first": progress_of(1, 961, 30.0, elapsed_s=61.0, start_up_s=60.0),
     "waits": WAITS, "one is fresh": replace(WAITS, retrying=2),
-    "all fail": TaskProgress(4, 6, 0.0, 8.0, failed=4, retrying=1, devices=(replace(GPU_0, done=0, audio_done_s=0.0),)),
-    "many": replace(HALF_WAY, devices=tuple(DeviceWorkNow(f"GPU {n}", 1, 1.0) for n in range(16))),
+    "all fail": progress_of(4, 6, 0.0, 8.0, failed=4, retrying=1, devices=(replace(GPU_0, done=0, audio_done_s=0.0),)),
+    "many": replace(HALF_WAY, devices=tuple(DeviceWorkNow(f"GPU {n}", 1, 1.0, ()) for n in range(16))),
     "evil": replace(HALF_WAY, devices=(DeviceWorkNow("GPU 0  \x1b[2J", 1, 1.0, ("\x1b[31mred", "a\nb", "Ñandú",
         "鳥" * 60)),)),
 }  # fmt: skip

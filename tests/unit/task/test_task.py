@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -143,24 +144,25 @@ def test_the_exit_code_follows_from_what_is_left_and_who_stopped_it(tmp_path, pa
     pages({"verdicts.txt": "\n".join(lines)})
 
 
+progress_of = partial(TaskProgress, start_up_s=0.0, failed=0, retrying=0, devices=())
 LOAD = (12.4, 38.6, 85.0)
 NOW = 850 / 7  # seconds since the start; 840 of 960 chunks are left, so this takes seven times as long again
 # Chunks settled, of how many, seconds of audio, seconds since the start; and what else is known.
 PROGRESS = [
-    TaskProgress(120, 960, 412 * NOW, NOW), TaskProgress(10, 10, 1.0, 100.0), TaskProgress(1, 2, 59.6, 59.6),
-    TaskProgress(1, 2, 3599.6, 3599.6), TaskProgress(1, 101, 3600.0, 3600.0), TaskProgress(5, 10, 0.0, 0.0),
-    TaskProgress(5, 10, 1.0, 0.0), TaskProgress(5, 10, 0.0, 60.0), TaskProgress(1, 3, 60.0, 60.0, start_up_s=50),
-    TaskProgress(1, 3, 60.0, 60.0, start_up_s=70), TaskProgress(9, 10, 90.0, 60.0, retrying=1),
-    TaskProgress(8, 10, 90.0, 60.0, retrying=1), TaskProgress(10, 10, 90.0, 60.0, retrying=1),
-    *(TaskProgress(1, 2, 60 * rate, 60.0) for rate in (1.0, 0.999, 0.45, 0.1234, 0.0042, 1e-9)),
+    progress_of(120, 960, 412 * NOW, NOW), progress_of(10, 10, 1.0, 100.0), progress_of(1, 2, 59.6, 59.6),
+    progress_of(1, 2, 3599.6, 3599.6), progress_of(1, 101, 3600.0, 3600.0), progress_of(5, 10, 0.0, 0.0),
+    progress_of(5, 10, 1.0, 0.0), progress_of(5, 10, 0.0, 60.0), progress_of(1, 3, 60.0, 60.0, start_up_s=50),
+    progress_of(1, 3, 60.0, 60.0, start_up_s=70), progress_of(9, 10, 90.0, 60.0, retrying=1),
+    progress_of(8, 10, 90.0, 60.0, retrying=1), progress_of(10, 10, 90.0, 60.0, retrying=1),
+    *(progress_of(1, 2, 60 * rate, 60.0) for rate in (1.0, 0.999, 0.45, 0.1234, 0.0042, 1e-9)),
 ]  # fmt: skip
 
 
 def test_the_heartbeat_line_is_as_the_contract_shows_it_and_what_nobody_knows_is_no_zero(pages):
-    lines = [room.heartbeat_line(progress, LOAD, 4) for progress in PROGRESS]
-    lines.append(room.heartbeat_line(TaskProgress(0, 960, 0.0, 30.0), (None, None, None), 0))
-    lines.append(room.heartbeat_line(TaskProgress(1, 2, 1.0, 1.0), (0.0, 38.6, 0.0), 1))
-    lines.append(room.heartbeat_line(TaskProgress(1, 2, 1.0, 1.0), (0.0, 38.6, 0.0), 3, 1))
+    lines = [room.heartbeat_line(progress, LOAD, 4, 0) for progress in PROGRESS]
+    lines.append(room.heartbeat_line(progress_of(0, 960, 0.0, 30.0), (None, None, None), 0, 0))
+    lines.append(room.heartbeat_line(progress_of(1, 2, 1.0, 1.0), (0.0, 38.6, 0.0), 1, 0))
+    lines.append(room.heartbeat_line(progress_of(1, 2, 1.0, 1.0), (0.0, 38.6, 0.0), 3, 1))
     pages({"heartbeats.txt": "\n".join(lines)})
 
 
@@ -169,7 +171,7 @@ def test_progress_counts_what_is_settled_and_what_each_device_is_at(tmp_path):
     writer.begin_task(Allocation(True, "4821", "gpu1"), started_at_ms=1000, telemetry=True, pid=1, version="1")
     chunks = [Chunk("r", f"c{n}", "a.wav", "/a.wav", 0, 30_000) for n in range(7)]
     writer.fill(chunks, lambda rows: None)
-    assert room.count_progress(writer, 5.0) == TaskProgress(0, 7, 0.0, 5.0, devices=(DeviceWorkNow("CPU", 0, 0.0),))
+    assert room.count_progress(writer, 5.0) == progress_of(0, 7, 0.0, 5.0, devices=(DeviceWorkNow("CPU", 0, 0.0, ()),))
     devices = (Device("0", "test", 0, "GPU-0", "Tesla V100"), Device("MIG-1", "test", uuid="MIG-1"))
     writer.add_devices(devices)
     places = [writer.device_id(device) for device in devices]
@@ -182,9 +184,9 @@ def test_progress_counts_what_is_settled_and_what_each_device_is_at(tmp_path):
             result = ChunkResult(chunk, 3000, 4000, audio_s=30.0, error_class=error_class)
             writer.attempt_ended(result, status=status, **tried)  # type: ignore[arg-type]
     progress = room.count_progress(writer, 60.0, devices)
-    assert progress == TaskProgress(
+    assert progress == progress_of(
         4, 7, 60.0, 60.0, start_up_s=2.0, failed=2, retrying=1,
-        devices=(DeviceWorkNow("GPU 0  Tesla V100", 2, 60.0), DeviceWorkNow("GPU MIG-1", 0, 0.0, ("r/c5",))),
+        devices=(DeviceWorkNow("GPU 0  Tesla V100", 2, 60.0, ()), DeviceWorkNow("GPU MIG-1", 0, 0.0, ("r/c5",))),
     )  # fmt: skip
     assert (progress.rate, progress.eta_s) == (1.0, 58 * 3 / 4)
 
