@@ -95,8 +95,7 @@ def analyse(path: str, threshold: float) -> dict[str, Any]:
         if is_loud:
             detections.append([start * window_ms, end * window_ms, "LOUD", round(max(levels), 3), "Loud sound"])
         start = end
-    audio_s = len(sound.samples) / sound.channels / sound.rate_hz
-    return {"audio_s": audio_s, "detections": detections}
+    return {"audio_s": len(sound.samples) / sound.channels / sound.rate_hz, "detections": detections}
 
 
 def read_sound(path: str) -> Sound:

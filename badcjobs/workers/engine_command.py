@@ -195,7 +195,6 @@ class CommandSession:
     def __post_init__(self) -> None:
         self._words = self.engine.argv_template(self.plan)
         self._env = self.engine.environment(self.plan, self.scratch)
-        self._launcher = self.engine.start.launcher
         self._clock = self.engine.start.clock
         self._folder = self.scratch / "command"  # emptied before each run
         self._outputs = self._folder / "outputs"
@@ -281,8 +280,7 @@ class CommandSession:
         paths = self._folder / "inputs.txt"
         paths.write_text("".join(f"{chunk.audio_path}\n" for chunk in chunks), errors="surrogateescape")
         if self.engine.start.places:
-            places = [place_facts(chunk.place) for chunk in chunks]
-            (self._folder / PLACES_FILE).write_text(json.dumps(places))
+            (self._folder / PLACES_FILE).write_text(json.dumps([place_facts(chunk.place) for chunk in chunks]))
         return {"inputs": paths, "outputs": self._outputs}
 
     def _wait(self, argv: Sequence[str], env: Mapping[str, str], limit_s: float) -> int | None:
@@ -291,7 +289,7 @@ class CommandSession:
             if self._killed:
                 return None
             try:
-                process = self._launcher.start(
+                process = self.engine.start.launcher.start(
                     argv,
                     env=env,
                     cwd=None,
@@ -325,7 +323,7 @@ class CommandSession:
 
     def _end(self) -> None:
         if self._running is not None:
-            self._launcher.kill(self._running)
+            self.engine.start.launcher.kill(self._running)
 
     def _output(self, chunk: Chunk) -> Path:
         if not self.engine.per_batch:
@@ -389,8 +387,7 @@ class CommandSession:
             raise SessionBroken(error_class, output)
         error = f"the program ended {describe_exit(code)}"
         for chunk in chunks:
-            failure = self._failure(chunk, started_at_ms, error_class, error)
-            yield replace(failure, charged=len(chunks) == 1)
+            yield replace(self._failure(chunk, started_at_ms, error_class, error), charged=len(chunks) == 1)
 
     def _last_output(self) -> str:
         """Return the last lines that the program has written, without its secrets."""
@@ -403,14 +400,12 @@ class CommandSession:
         error_class: str,
         why: str,
     ) -> ChunkResult:
-        error_class = self.engine.start.blame_memory(error_class, self._oom_kills)
-        error = f"{chunk.audio_path}: {why}\n{self._last_output()}".strip()
         return ChunkResult(
             chunk,
             started_at_ms,
             self._clock.now_ms(),
-            error_class=error_class,
-            error=error,
+            error_class=self.engine.start.blame_memory(error_class, self._oom_kills),
+            error=f"{chunk.audio_path}: {why}\n{self._last_output()}".strip(),
         )
 
 

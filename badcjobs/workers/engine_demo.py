@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from badcjobs.model import WorkerPlan
@@ -19,7 +19,7 @@ TRAITS = EngineTraits(cores_per_chunk=1, simulates_memory=True)
 
 def make_engine(settings: RunSettings, start: EngineStart) -> DemoEngine:
     """Return the demo engine."""
-    return DemoEngine(start)
+    return DemoEngine(start, HangTimeout())
 
 
 @dataclass(eq=False)
@@ -27,7 +27,7 @@ class DemoEngine:
     """Finds loud sounds in audio, one process per worker (``demo_worker``)."""
 
     start: EngineStart
-    hang_timeout: HangTimeout = field(default_factory=HangTimeout)
+    hang_timeout: HangTimeout
     name = "demo"
     version = __version__
     wants = 2  # one in progress, one waiting

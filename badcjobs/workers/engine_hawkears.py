@@ -93,7 +93,6 @@ def make_engine(settings: RunSettings, start: EngineStart) -> HawkEarsEngine:
         replace(start, environ=environ, args=with_absolute_paths(split_options(start.args), start.cwd)),
         python,
         start.cwd / (settings.hawkears_root or ""),
-        allow_cpu=start.allow_cpu,
         hang_timeout=HangTimeout(start_s=start.start_s),
         forks=settings.workers_wanted != 1 and not start.allow_cpu,
     )
@@ -107,12 +106,11 @@ class HawkEarsEngine:
     python: str | None  # the Python that has HawkEars; None: not known from ``hawkears`` on PATH
     root: Path  # the folder with its models and settings, its working folder
     _: KW_ONLY
-    allow_cpu: bool
     hang_timeout: HangTimeout = field(default_factory=HangTimeout)
     forks: bool = False  # workers are forked from one process that has imported HawkEars, where that is possible
     release: str | None = None  # found by ``check``
     _parent: ForkParent | None = None
-    _facts: Mapping[str, Any] = field(default_factory=dict)  # what it has answered
+    _facts: Mapping[str, Any] | None = None  # what it has answered
     _lock: threading.Lock = field(default_factory=threading.Lock)
     name = "hawkears"
     traits = TRAITS
@@ -151,20 +149,39 @@ class HawkEarsEngine:
                 fix=f"cd {self._models.parent.parent} && hawkears init   (needs the network; or give --hawkears-root)",
             )
         self._fork_early(args)
-        answer = self._facts
-        if not answer:
-            launcher = self.start.launcher
-            answer = query_hawkears(
-                [*launcher.prefix_for("check"), python],
-                args,
-                environ={**self.start.environ, **launcher.marks},
-                cwd=self.root,
-                limit_s=self.hang_timeout.start_s,
-            )
+        answer = self._facts or self.query(args)
         self.release = answer.get("versions", {}).get("hawkears")
         error = answer.get("error")
         if self.release is None and error is not None:
             raise self._refusal(error, python)
+
+    def query(self, options: Sequence[str]) -> Mapping[str, Any]:
+        """Let HawkEars' own command line parse the options; return its versions or, without them, its error message."""
+        launcher = self.start.launcher
+        limit_s = self.hang_timeout.start_s
+        for _ in range(_QUERY_TRIES):
+            try:
+                done = subprocess.run(
+                    [*launcher.prefix_for("check"), self._python, str(WORKER), "--probe", *options],
+                    env={**self.start.environ, **launcher.marks},
+                    cwd=self.root,
+                    capture_output=True,
+                    text=True,
+                    timeout=limit_s,
+                )
+            except subprocess.TimeoutExpired as error:
+                raise slow_start(self._python, limit_s) from error
+            except OSError as error:
+                return {"error": str(error)}
+            if done.returncode >= 0:  # negative: killed by a signal
+                break
+        lines = done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"]
+        answer = {"error": lines[-1]}
+        for line in done.stdout.splitlines():
+            if line.startswith("{"):
+                answer.update(json.loads(line))
+                break
+        return answer
 
     def _fork_early(self, args: Sequence[str]) -> None:
         """Start the process that forks workers, which answers more than a query; ``open`` does it where this cannot."""
@@ -195,7 +212,6 @@ class HawkEarsEngine:
         out.mkdir(exist_ok=True)
         env = hawkears_environment(self.start.environ, plan, args, scratch)
         while True:
-            parent = self._find_parent(env)
             try:
                 return StreamSession(
                     self.start,
@@ -205,9 +221,9 @@ class HawkEarsEngine:
                     log_file=scratch / "hawkears.log",
                     hang_timeout=self.hang_timeout,
                     error_patterns=HAWKEARS_PATTERNS,
-                    must_use_cuda=has_real_device(plan) and not self.allow_cpu,
+                    must_use_cuda=has_real_device(plan) and not self.start.allow_cpu,
                     pin=plan.device.pin if plan.device else None,
-                    parent=parent,
+                    parent=self._find_parent(env),
                 )
             except ParentGone as error:
                 self._stop_forking(error)
@@ -256,7 +272,7 @@ class HawkEarsEngine:
         except ParentLate as error:
             raise slow_start(python, limit_s) from error
         self._facts = parent.facts
-        why = self._facts.get("unfit") or self._facts.get("error")
+        why = parent.facts.get("unfit") or parent.facts.get("error")
         if why is not None:
             raise ParentGone(why)
         log.info("workers are forked from process %d, which has imported HawkEars", parent.pid)
@@ -293,41 +309,6 @@ def python_of(script: Path) -> str | None:
             return named[1]
     beside = script.with_name("python")
     return str(beside) if beside.exists() else None
-
-
-def query_hawkears(
-    python: Sequence[str],
-    options: Sequence[str],
-    *,
-    environ: Mapping[str, str],
-    cwd: Path | None,
-    limit_s: float,
-) -> Mapping[str, Any]:
-    """Let HawkEars' own command line parse the options; return its versions or, without them, its error message."""
-    argv = [*python, str(WORKER), "--probe", *options]
-    for _ in range(_QUERY_TRIES):
-        try:
-            done = subprocess.run(
-                argv,
-                env=dict(environ),
-                cwd=cwd,
-                capture_output=True,
-                text=True,
-                timeout=limit_s,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise slow_start(python[-1], limit_s) from error
-        except OSError as error:
-            return {"error": str(error)}
-        if done.returncode >= 0:  # negative: killed by a signal
-            break
-    lines = done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"]
-    answer = {"error": lines[-1]}
-    for line in done.stdout.splitlines():
-        if line.startswith("{"):
-            answer.update(json.loads(line))
-            break
-    return answer
 
 
 def slow_start(python: str, limit_s: float) -> SlowStart:

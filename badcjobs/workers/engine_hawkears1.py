@@ -34,7 +34,6 @@ def make_engine(settings: RunSettings, start: EngineStart) -> HawkEars1Engine:
         replace(start, args=split_options(start.args)),
         settings.hawkears_python or "python3",
         start.cwd / (settings.hawkears_root or ""),
-        allow_cpu=start.allow_cpu,
     )
 
 
@@ -46,26 +45,18 @@ class HawkEars1Engine(CommandEngine):
     wants = 256  # results come only at the end of a batch, so it must not be long
     receives_term = False
 
-    def __init__(
-        self,
-        start: EngineStart,
-        python: str,
-        root: Path,
-        *,
-        allow_cpu: bool,
-    ) -> None:
+    def __init__(self, start: EngineStart, python: str, root: Path) -> None:
         super().__init__(start, "{inputs} {outputs}")
         # It may print only one line per recording, and compiles at its start: allow minutes of silence.
         self.hang_timeout = HangTimeout(least_s=600.0)
         self._python = python
         self._root = root.absolute()
-        self._allow_cpu = allow_cpu
 
     @property
     def version(self) -> str | None:
         """A fingerprint of its program and models, because it has no version number."""
-        models = (self._root / "data" / "ckpt").glob("*")
-        fingerprint = fingerprint_of([self._root / "analyze.py", *models], content=False)
+        files = [self._root / "analyze.py", *(self._root / "data" / "ckpt").glob("*")]
+        fingerprint = fingerprint_of(files, content=False)
         return fingerprint and f"analyze.py {fingerprint}"
 
     def check(self) -> None:
@@ -87,7 +78,7 @@ class HawkEars1Engine(CommandEngine):
     def argv_template(self, plan: WorkerPlan) -> list[str]:
         """Return the command line: our program ``hawkears1``, then analyze.py with its options."""
         args = self.start.args
-        device = "cuda" if has_real_device(plan) and not self._allow_cpu else "any"
+        device = "cuda" if has_real_device(plan) and not self.start.allow_cpu else "any"
         analyze = [str(self._root), find_python(self._python, self.start), "analyze.py"]
         if not {"-m", "--merge"}.intersection(args):
             analyze += ["--merge", "0"]

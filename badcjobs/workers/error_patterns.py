@@ -11,6 +11,7 @@ import os
 import re
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from badcjobs.workers import policy
@@ -117,5 +118,6 @@ def describe_exit(exit_code: int | None) -> str:
     signum = signal_of(exit_code)
     if not signum:
         return f"with exit code {exit_code}"
-    names = {number.value: number.name for number in signal.Signals}
-    return f"by {names.get(signum, f'signal {signum}')}"  # a real-time signal has no name
+    with suppress(ValueError):
+        return f"by {signal.Signals(signum).name}"
+    return f"by signal {signum}"  # a real-time signal, which has no name

@@ -233,12 +233,12 @@ class Feed:
         if self._config_error:
             self.give_up(self._config_error)
             return
-        took_s = round(time.monotonic() - self.here.began_s, 4)
-        facts = {"took_s": took_s, **self.here.measured, "detections": rows(result.detections, self.names)}
         self.pipe.send(
             "done",
             id=self.here.order["id"],
-            **facts,
+            took_s=round(time.monotonic() - self.here.began_s, 4),
+            detections=rows(result.detections, self.names),
+            **self.here.measured,
             **self.here.rarities,
         )
         self.here.order = None
@@ -401,11 +401,6 @@ class FedAnalyzer(_AnyClass):  # type: ignore[misc]
         return here.heuristics
 
 
-def fed_analyzer(module: Any, feed: Feed) -> type:
-    """Return HawkEars' Analyzer class, changed to take its recordings from the feed."""
-    return type("FedAnalyzer", (FedAnalyzer, module.Analyzer), {"_feed": feed, "_module": module})
-
-
 def placing_manager(module: Any, feed: Feed) -> type:
     """Return HawkEars' OccurrenceManager class, changed: a thread's table has only the recording that it analyses."""
     if not hasattr(getattr(module, "OccurrenceManager", None), "_process_recording_metadata"):
@@ -539,7 +534,7 @@ def work(pipe: OrderPipe, out: str, options: Sequence[str]) -> None:
     feed = Feed(pipe)
     reuse_predictors(module, feed.here)
     read_wav_at_once()
-    module.Analyzer = fed_analyzer(module, feed)
+    module.Analyzer = type("FedAnalyzer", (FedAnalyzer, module.Analyzer), {"_feed": feed, "_module": module})
     if call.get("occurrence_metadata") is not None:
         module.OccurrenceManager = placing_manager(module, feed)
     call.update(

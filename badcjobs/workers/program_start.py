@@ -64,8 +64,7 @@ def read_oom_kills(proc: Path = Path("/proc/self/cgroup"), groups: Path = Path("
             else:
                 continue
             if events.exists():
-                kills = re.findall(r"^oom_kill (\d+)$", events.read_text(), re.MULTILINE)
-                counts += [int(count) for count in kills]
+                counts += map(int, re.findall(r"^oom_kill (\d+)$", events.read_text(), re.MULTILINE))
     return max(counts, default=None)
 
 

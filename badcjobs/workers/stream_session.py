@@ -32,7 +32,7 @@ _CLOSE_S = 10.0
 _LONGEST_ERROR = 2000
 
 
-@dataclass(slots=True)
+@dataclass
 class _InHand:
     """A chunk that the process has got."""
 
@@ -66,7 +66,6 @@ class StreamSession:
     _holds: int = 1
 
     def __post_init__(self) -> None:
-        self._clock = self.start.clock
         self._launcher = self.start.launcher
         self._log_mark = log_size(self.log_file)  # only output after the last result can explain an error
         self._oom_kills = self.start.oom_kills()
@@ -177,19 +176,21 @@ class StreamSession:
 
     def _silence_s(self) -> float:
         """Return how long the process may be silent now."""
-        lengths_s = [held.chunk.audio_s for held in self._in_hand.values() if held.started_at_ms is not None]
-        limits_s = [self.hang_timeout.limit_s(length_s, is_first=self._is_first) for length_s in lengths_s]
+        limits_s = [
+            self.hang_timeout.limit_s(held.chunk.audio_s, is_first=self._is_first)
+            for held in self._in_hand.values()
+            if held.started_at_ms is not None
+        ]
         return max(limits_s, default=self.hang_timeout.start_s)
 
     def _handle_event(self, event: Mapping[str, Any]) -> ChunkStarted | ChunkResult | None:
         kind = event["event"]
         if kind == "started":
             held = self._in_hand[event["id"]]
-            held.started_at_ms = self._clock.now_ms()
+            held.started_at_ms = self.start.clock.now_ms()
             return ChunkStarted(held.chunk, held.started_at_ms)
         if kind in ("done", "failed"):
-            result = self._result(self._in_hand[event["id"]], event)
-            del self._in_hand[event["id"]]
+            result = self._result(self._in_hand.pop(event["id"]), event)
             self._log_mark = log_size(self.log_file)
             return result
         if kind == "ready":
@@ -226,7 +227,7 @@ class StreamSession:
             log.info("worker %s: %s on %s, threads: %d", self.pid, versions, where, self._threads)
 
     def _result(self, held: _InHand, event: Mapping[str, Any]) -> ChunkResult:
-        now_ms = self._clock.now_ms()
+        now_ms = self.start.clock.now_ms()
         started_at_ms = held.started_at_ms or now_ms
         chunk = held.chunk
         error_class = error = None

@@ -71,14 +71,14 @@ class Place:
         kind, behind, _ = kind.partition(" behind")
         args = {"demo": (*args, f"--burn-s={slow_s}"), MANY: ("--batch=4",)}.get(kind, args)
         env = {**self.environ, **({"FAKE_HAWKEARS_S": str(slow_s)} if slow_s else {}), **env}
-        start = EngineStart(args, env, self.launchers[behind], CLOCK, places=places)
+        start = EngineStart(args, env, self.launchers[behind], CLOCK, places=places, allow_cpu=cpu)
         if kind == "demo":
-            return workers.DemoEngine(start)
+            return workers.DemoEngine(start, HangTimeout())
         if kind.startswith("hawkears") and kind != "hawkears1":
-            how = {"allow_cpu": cpu, "hang_timeout": limit or HangTimeout(), "forks": kind.endswith(" forked")}
+            how = {"hang_timeout": limit or HangTimeout(), "forks": kind.endswith(" forked")}
             return HawkEarsEngine(start, sys.executable, self.root, **how)
         if kind == "hawkears1":
-            engine = workers.HawkEars1Engine(start, sys.executable, self.root1, allow_cpu=cpu)
+            engine = workers.HawkEars1Engine(start, sys.executable, self.root1)
             engine.wants = 4
             return engine
         engine = CommandEngine(start, kind if kind[0] == "/" else f"sh {DATA}/listen.sh {kind}")
@@ -440,10 +440,10 @@ def test_the_check_asks_hawkears_itself_also_behind_a_prefix(place, pages):
     words = ["bash", "-c", f'{install_fake_prefix(place.folder / "bin")} "$0" "{sys.executable}" "${{@:2}}"',
              f"{place.folder}/{{worker}}"]  # fmt: skip
     inside = EngineStart([], place.environ, Launcher("task", words), CLOCK)
-    HawkEarsEngine(inside, "/only/in/the/container/python", place.root, allow_cpu=True).check()
+    HawkEarsEngine(inside, "/only/in/the/container/python", place.root).check()
     assert (place.folder / "task-check.report").exists()
     late = str(install(place.folder / "slow" / "bin" / "python", "#!/bin/sh\nexec sleep 60\n"))
-    slow = {"allow_cpu": False, "hang_timeout": HangTimeout(start_s=0.3)}
+    slow = {"hang_timeout": HangTimeout(start_s=0.3)}
     engines = {
         "slow to start": HawkEarsEngine(fine.start, late, place.root, **slow),
         "slow to start, forked": HawkEarsEngine(fine.start, late, place.root, **slow, forks=True),

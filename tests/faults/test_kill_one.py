@@ -9,8 +9,8 @@ from contextlib import suppress
 
 import psutil
 import pytest
-from rooms.root import SystemClock
-from rooms.workers import query_hawkears
+from rooms.root import Launcher, SystemClock
+from rooms.workers import EngineStart, HawkEarsEngine
 from support.badcjobs_program import NOT_LATE, array_task, rows
 from support.fake_hawkears import fake_package_environ, hawkears_options, make_fake_root
 from support.live_files import committed, halves, live_folders, live_rows
@@ -316,7 +316,8 @@ def test_a_hawkears_that_is_killed_while_it_is_asked_for_its_abilities_is_asked_
     python = install(tmp_path / "python", text)
     environ = {"PATH": os.environ["PATH"], **fake_package_environ()}
     root = make_fake_root(tmp_path / "root")
-    answer = query_hawkears([str(python)], [], environ=environ, cwd=root, limit_s=60)
+    start = EngineStart((), environ, Launcher("test"), SystemClock())
+    answer = HawkEarsEngine(start, str(python), root).query(())
     assert killed.exists() and answer.get("versions", {}).get("hawkears") == "2.3.0", answer
 
 

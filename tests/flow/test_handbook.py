@@ -76,7 +76,7 @@ def test_every_option_of_hawkears_is_on_the_page_and_what_it_calls_refused_is_re
     assert options_of(section, 4) == reported
     refused = set()
     for option in reported:
-        engine = HawkEarsEngine(EngineStart((option,), {}, Launcher("x"), SystemClock()), None, root, allow_cpu=True)
+        engine = HawkEarsEngine(EngineStart((option,), {}, Launcher("x"), SystemClock()), None, root)
         with pytest.raises((BadInput, NotHere)) as answer:  # it has no Python
             engine.check()
         refused |= {option} if answer.type is BadInput else set()

@@ -42,7 +42,7 @@ class Installation:
 
     def engine(self, *args, root=None, forks=False):
         start = EngineStart(args, self.environ, Launcher("test"), SystemClock())
-        return HawkEarsEngine(start, python_of(self.program), root or self.root, allow_cpu=False, forks=forks)
+        return HawkEarsEngine(start, python_of(self.program), root or self.root, forks=forks)
 
     def analyze_alone(self, audio, *runs):
         """Run ``hawkears analyze`` itself on a folder, for each set of options; return (recording, table) → rows."""

@@ -143,7 +143,7 @@ def test_models_are_searched_apart_with_their_lanes_within_the_memory_of_the_nod
         order = planning.ProbeOrder(settings, ProbeSettings(trial_s=3.0))
         engine_words = " ".join(settings.engine_args).replace("=", " ").split()
         start = EngineStart(tuple(engine_words), {}, Launcher("test"), SystemClock())
-        engine = HawkEarsEngine(start, None, tmp_path, allow_cpu=True)
+        engine = HawkEarsEngine(start, None, tmp_path)
         for search in planning.make_searches(order, Grant(tuple(devices), ""), engine, cores, store):
             steps = steps_of("60 1:60")
             said.append(f"{line(search.key)}: {search.plan.threads} threads")

@@ -61,10 +61,10 @@ def test_another_program_or_another_model_is_another_version(tmp_path):
     root, root1 = make_fake_root(tmp_path / "root"), make_fake_hawkears1(tmp_path / "HawkEars")
     engines = [
         CommandEngine(start(), f"sh {program} {{input}} {{output}}"),
-        HawkEarsEngine(start(), sys.executable, root, allow_cpu=True),
-        workers.HawkEars1Engine(start(), sys.executable, root1, allow_cpu=True),
-        HawkEarsEngine(start(), None, nothing, allow_cpu=True),
-        workers.HawkEars1Engine(start(), "python3", nothing, allow_cpu=True),
+        HawkEarsEngine(start(), sys.executable, root),
+        workers.HawkEars1Engine(start(), sys.executable, root1),
+        HawkEarsEngine(start(), None, nothing),
+        workers.HawkEars1Engine(start(), "python3", nothing),
         CommandEngine(start(), "no-such-program {input} {output}"),
     ]
     before = [engine.version for engine in engines]
@@ -121,14 +121,14 @@ def test_a_worker_has_as_many_threads_as_its_cores_can_feed_unless_told_and_a_le
             plan = replace(plan, threads=int(cores))
             args = workers.sized_arguments(words, plan)
             env = hawkears_environment({"CUDA_VISIBLE_DEVICES": "0,1"}, plan, args, tmp_path)
-            at_once = [engine(start(*words), None, Path(), allow_cpu=True).chunks_at_once(plan)
+            at_once = [engine(start(*words), None, Path()).chunks_at_once(plan)
                        for engine in (HawkEarsEngine, workers.HawkEars1Engine)]  # fmt: skip
-            at_once.append(workers.DemoEngine(start()).chunks_at_once(plan))
+            at_once.append(workers.DemoEngine(start(), HangTimeout()).chunks_at_once(plan))
             said = f"OMP {env['OMP_NUM_THREADS']}, sees '{env['CUDA_VISIBLE_DEVICES']}'; at once {at_once}"
             lines.append(f"  {kind}: {' '.join(args)}; {said}")
     assert hawkears_environment({"OMP_NUM_THREADS": "7"}, GPU, (), tmp_path)["OMP_NUM_THREADS"] == "7"
-    wants = [HawkEarsEngine(start(*args), None, Path(), allow_cpu=True).wants for args in ((), ("--threads", "5"))]
-    assert [*wants, workers.DemoEngine(start()).wants] == [5, 7, 2], "those in progress, and what waits"
+    wants = [HawkEarsEngine(start(*args), None, Path()).wants for args in ((), ("--threads", "5"))]
+    assert [*wants, workers.DemoEngine(start(), HangTimeout()).wants] == [5, 7, 2], "those in progress, and what waits"
     pages({"threads.txt": "\n".join(lines)})
 
 
