@@ -14,7 +14,6 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 from badcjobs.model import (
-    USUAL_MEMORY,
     Device,
     MemoryHeld,
     WorkerMemory,
@@ -25,13 +24,12 @@ from badcjobs.model import (
 from badcjobs.model.decisions import Code, Decision
 from badcjobs.seams import Clock
 from badcjobs.workers.learned import Learned, Lesson
-from badcjobs.workers.mps import ONLY_ONE
+from badcjobs.workers.mps import MOST_CLIENTS, ONLY_ONE
 from badcjobs.workers.supervise import Supervisor
 
 log = logging.getLogger(__name__)
 
 _UNKNOWN_CORES = 4  # for each worker of an engine that is not ours, at the start
-_MOST = 48  # clients of CUDA MPS on one device
 _PAYS = 1.05  # a smaller gain is not worth the memory
 _TIGHT = 0.95  # of the main memory: a job that uses all is killed
 _WINDOW_S = 5.0
@@ -50,17 +48,17 @@ class Limits(NamedTuple):
 
     devices: int
     cores: int  # for each device
-    cores_each: int | None = None  # cores that a worker keeps busy; None: not known, so start with few
-    device_bytes: int | None = None  # memory of the smallest device; None: not known
-    granted_bytes: int | None = None  # main memory of the task; None: no known limit
-    exclusive: bool = False  # only one process may use a device
+    cores_each: int | None  # cores that a worker keeps busy; None: not known, so start with few
+    device_bytes: int | None  # memory of the smallest device; None: not known
+    granted_bytes: int | None  # main memory of the task; None: no known limit
+    exclusive: bool  # only one process may use a device
 
     @property
     def most(self) -> int:
         """The most workers that the cores and the mode of the device allow, whatever its memory."""
         if self.exclusive:
             return 1
-        return min(_MOST, max(1, self.cores // (self.cores_each or 1)))
+        return min(MOST_CLIENTS, max(1, self.cores // (self.cores_each or 1)))
 
 
 class Trials(NamedTuple):
@@ -68,8 +66,8 @@ class Trials(NamedTuple):
 
     workers: int  # now
     before: int  # the number that these are compared with; the same: nothing is tried
+    settled: bool  # no other number is tried any more
     rates: Mapping[int, float] = {}  # number → seconds of audio (or chunks) per second
-    settled: bool = False  # no other number is tried any more
 
     @property
     def is_fewer(self) -> bool:
@@ -79,10 +77,10 @@ class Trials(NamedTuple):
 class Performance(NamedTuple):
     """What the present workers do and use."""
 
-    rate: float = 0.0  # seconds of audio (or chunks) per second
-    left_s: float = 0.0  # the time that the rest of the work takes
-    device_peak_bytes: int = 0  # memory in use on the fullest device; 0: not known
-    peak_bytes: int | None = None  # main memory in use; None: not known
+    rate: float  # seconds of audio (or chunks) per second
+    left_s: float  # the time that the rest of the work takes
+    device_peak_bytes: int  # memory in use on the fullest device; 0: not known
+    peak_bytes: int | None  # main memory in use; None: not known
 
 
 class Reading(NamedTuple):
@@ -140,7 +138,7 @@ def choose_start(limits: Limits, lesson: Lesson, memory: WorkerMemory, chunk_s: 
 
 
 def _room(memory_bytes: int | None, worker_bytes: float) -> int:
-    return _MOST if memory_bytes is None else fitting_workers(memory_bytes, worker_bytes)
+    return MOST_CLIENTS if memory_bytes is None else fitting_workers(memory_bytes, worker_bytes)
 
 
 # --- the next step: one rule per function, the first one that applies -------------------------------------------------
@@ -193,7 +191,7 @@ def undo_fewer(now: Performance, trials: Trials, limit: Limit) -> Step | None:
     code = limit.code
     if trials.before < limit.workers:  # there would be room for more
         code = Code.FEWER_WORKERS_SLOWER
-    return Step(code, trials.before, {**_trial(now, trials), **limit.figures}, is_best=limit.is_cores)
+    return Step(code, trials.before, _trial(now, trials) | limit.figures, is_best=limit.is_cores)
 
 
 def try_more(now: Performance, trials: Trials, limit: Limit, limits: Limits) -> Step | None:
@@ -229,15 +227,15 @@ def stay(
     is_best = limit.is_cores and _fewer(trials, limits) is None
     if trials.is_fewer:
         return Step(Code.FEWER_WORKERS_AS_FAST, trials.workers, figures, is_best=is_best)
-    return Step(limit.code, trials.workers, {**figures, **limit.figures}, is_best=is_best)
+    return Step(limit.code, trials.workers, figures | limit.figures, is_best=is_best)
 
 
 class Limit(NamedTuple):
     """The most workers per device, and what allows no more."""
 
     workers: int
-    code: Code = Code.NO_CORES_FOR_MORE
-    figures: Mapping[str, Any] = {}
+    code: Code
+    figures: dict[str, Any]
 
     @property
     def is_cores(self) -> bool:
@@ -248,7 +246,7 @@ class Limit(NamedTuple):
 def find_limit(now: Performance, trials: Trials, limits: Limits) -> Limit:
     """Return how many workers the cores, the device and the main memory hold, by what the present ones use."""
     workers = trials.workers
-    limit = Limit(limits.most)
+    limit = Limit(limits.most, Code.NO_CORES_FOR_MORE, {})
     if now.device_peak_bytes and limits.device_bytes:
         worker_bytes = now.device_peak_bytes / workers
         room = max(workers, fitting_workers(limits.device_bytes, worker_bytes))
@@ -367,11 +365,11 @@ class Autoscaler:
     _: KW_ONLY
     cpus: int
     per_gpu: int | None  # workers on each device; None: auto
-    cpu_workers: int = 0  # workers where there is no device; they do not add to the workers of devices
-    chunk_s: float | None = None  # the longest chunk; None: not known
-    exclusive: bool = False  # only one process may use a device
-    cores_each: int | None = None  # cores that a worker of this engine keeps busy; None: not known, so start with few
-    memory_per_worker: WorkerMemory = USUAL_MEMORY  # until it is measured
+    cpu_workers: int  # workers where there is no device; they do not add to the workers of devices
+    chunk_s: float | None  # the longest chunk; None: not known
+    exclusive: bool  # only one process may use a device
+    cores_each: int | None  # cores that a worker of this engine keeps busy; None: not known, so start with few
+    memory_per_worker: WorkerMemory  # until it is measured
     _next_s: float = 0.0
     _slots: int = 0
 
@@ -385,7 +383,10 @@ class Autoscaler:
             exclusive=self.exclusive,
         )
         self._model = next((device.name for _, device in self.devices if device.name), "unknown")
-        self._subject = self._subject_of_lessons()
+        length = "unknown length"
+        if self.chunk_s is not None:
+            length = f"{max(10, round(self.chunk_s, -1)):.0f} s"
+        self._subject = f"{self._model}, {self._limits.cores} cores, chunks of {length}"  # of its lessons
         lesson = self.learned.about(self._subject)
         workers = self.per_gpu or 1
         self._trials = Trials(workers, workers, settled=True)
@@ -399,12 +400,6 @@ class Autoscaler:
     def most_per_device(self) -> int:
         """The most workers that a device may get."""
         return self.per_gpu or self._limits.most
-
-    def _subject_of_lessons(self) -> str:
-        length = "unknown length"
-        if self.chunk_s is not None:
-            length = f"{max(10, round(self.chunk_s, -1)):.0f} s"
-        return f"{self._model}, {self._limits.cores} cores, chunks of {length}"
 
     def _plan_workers(self) -> list[WorkerPlan]:
         """Return the workers to start with: on each device, or on the CPU if there is none."""
@@ -448,27 +443,21 @@ class Autoscaler:
         if not step.is_trial:
             self._learn(step, reading, rates, supervisor)
         compared_with = now if step.is_trial else step.workers
-        self._trials = Trials(step.workers, compared_with, rates, settled=not step.is_trial)
+        self._trials = Trials(step.workers, compared_with, settled=not step.is_trial, rates=rates)
         self._record(step)
 
         self.meter.restart(supervisor)
-        for device_id, device in self.devices:
-            self._change_device(supervisor, device_id, device, step.workers - now)
+        self._change_devices(supervisor, step.workers - now)
 
-    def _change_device(
-        self,
-        supervisor: Supervisor,
-        device_id: int,
-        device: Device,
-        more: int,
-    ) -> None:
-        """Add workers to a device, or retire its last ones; a lost device stays without."""
-        slots = sorted(slot for slot, place in supervisor.slots_at_work.items() if place == device_id)
-        for slot in slots[self._trials.workers :]:
-            supervisor.retire(slot)
-        if slots:
-            for _ in range(more):
-                supervisor.add_worker(self._plan_worker(device_id, device))
+    def _change_devices(self, supervisor: Supervisor, more: int) -> None:
+        """Add workers to each device, or retire its last ones; a lost device stays without."""
+        for device_id, device in self.devices:
+            slots = sorted(slot for slot, place in supervisor.slots_at_work.items() if place == device_id)
+            for slot in slots[self._trials.workers :]:
+                supervisor.retire(slot)
+            if slots:
+                for _ in range(more):
+                    supervisor.add_worker(self._plan_worker(device_id, device))
 
     def _learn(
         self,
@@ -490,11 +479,10 @@ class Autoscaler:
             if supervisor.audio_done_s > 0:
                 facts["rates"] = {str(number): rate / len(self.devices) for number, rate in rates.items()}
         if facts:
-            memory_bytes = self._limits.device_bytes
             self.learned.note(
                 self._subject,
                 chunk_s=self.chunk_s,
-                memory_bytes=memory_bytes,
+                memory_bytes=self._limits.device_bytes,
                 **facts,
             )
 

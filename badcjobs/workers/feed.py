@@ -13,7 +13,7 @@ import shutil
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -70,8 +70,11 @@ class AudioSteps:
         staged = _STAGED.get(decision.code)
         log.info("audio %s: %s", staged or "is read in place", decision.reason)
         if staged is not None:
-            only_cuts = decision.code is Code.STAGE_CUTS
-            self.stager.start(upcoming, only_cuts=only_cuts, most_bytes=find_most_bytes(self.local))
+            self.stager.start(
+                upcoming,
+                only_cuts=decision.code is Code.STAGE_CUTS,
+                most_bytes=find_most_bytes(self.local),
+            )
         self.decisions.put(decision)
 
     def stop_staging(self) -> None:
@@ -88,20 +91,14 @@ class AudioSteps:
 
     def _learn(self, model: str, limit: MemoryLimit) -> None:
         """Keep a lower limit for later tasks; called in a worker thread."""
-        self.learned.note(model, crowded_s=limit.crowded_s, alone_s=limit.alone_s)
+        self.learned.note(model, **asdict(limit))
         self._decide(Code.LIMIT_MET, model, limit)
 
     def _decide(self, code: Code, model: str, limit: MemoryLimit) -> None:
         if limit == MemoryLimit():
             return
         leanest_s = limit.crowded_s if limit.alone_s is None else limit.alone_s
-        decision = Decision.of(
-            code,
-            model,
-            limit_s=leanest_s,
-            crowded_s=limit.crowded_s,
-            alone_s=limit.alone_s,
-        )
+        decision = Decision.of(code, model, limit_s=leanest_s, **asdict(limit))
         log.info("%s: %s", model, decision.reason)
         self.decisions.put(decision)
 
@@ -134,7 +131,6 @@ class SessionFeed:
     def __post_init__(self) -> None:
         self.pid = self.session.pid
         self._stager = self.steps.stager
-        self._cutter = self._stager.cutter
         self._limits = self.steps.limits
         self._model = model_of(self.plan)
         self._way = Way(lean=self.plan.lean)
@@ -180,7 +176,7 @@ class SessionFeed:
         audio_s = chunk.audio_s
         way = self._limits.way_of(self._model, chunk.key, audio_s)
         if audio_s is None or way.pieces > 1:  # otherwise there is no need to open the file
-            audio_s = available_s(chunk, self._cutter)
+            audio_s = available_s(chunk, self._stager.cutter)
             way = self._limits.way_of(self._model, chunk.key, audio_s)
         if audio_s is None or way.pieces == 1:
             yield from self._process_whole([chunk], nothing_more)
@@ -284,15 +280,14 @@ class SessionFeed:
             self._limits.note_success(self._model, chunk.key, audio_s, way)
         elif error_class == policy.OUT_OF_MEMORY:
             if not audio_s and not chunk.is_cut:
-                audio_s = self._cutter.length_s(Path(chunk.audio_path))
+                audio_s = self._stager.cutter.length_s(Path(chunk.audio_path))
             self._limits.note_out_of_memory(self._model, chunk.key, audio_s, way)
 
     # --- chunks in pieces -----------------------------------------------------------------------------------------
 
     def _process_in_pieces(self, chunk: Chunk, audio_s: float, way: Way) -> Iterator[ChunkEvent]:
-        decision = Decision.of(Code.IN_PIECES, chunk.name, audio_s=audio_s, pieces=way.pieces)
-        self.steps.decisions.put(decision)
-        run = PieceRun(self.session, chunk, audio_s, way.pieces, self._cutter, self.folder)
+        self.steps.decisions.put(Decision.of(Code.IN_PIECES, chunk.name, audio_s=audio_s, pieces=way.pieces))
+        run = PieceRun(self.session, chunk, audio_s, way.pieces, self._stager.cutter, self.folder)
         try:
             for event in run.process():
                 if isinstance(event, ChunkStarted):
@@ -332,12 +327,11 @@ class SessionFeed:
         error_class: str,
         error: str,
     ) -> ChunkResult:
-        ended_at_ms = self.clock.now_ms()
         return name_fault(
             ChunkResult(
                 chunk,
                 started_at_ms,
-                ended_at_ms,
+                self.clock.now_ms(),
                 error_class=error_class,
                 error=error,
             )

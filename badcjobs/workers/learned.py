@@ -13,7 +13,6 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,7 @@ _MOST_WORKERS = 999  # per device
 # --- learned by runs --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Lesson:
     """The facts about one engine on one device model; those about workers also depend on cores and chunk length."""
 
@@ -63,7 +62,7 @@ class Learned:
 
     subject: str
     files: Sequence[Path]
-    _refused: set[Path] = field(default_factory=set, compare=False)  # files that cannot be written
+    _refused: set[Path] = field(default_factory=set)  # files that cannot be written
 
     def about(self, model: str) -> Lesson:
         """Return the facts about a device model (and perhaps more), each from the first file that has it."""
@@ -246,7 +245,7 @@ class ProbeStore:
         Raise BadInput if the file is damaged or not from a probe, OSError if it cannot be written.
         """
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        with self._locked():
+        with kernel_lock(self._lock_file):
             try:
                 self._write(self._entries())
             except ValueError as error:
@@ -262,7 +261,7 @@ class ProbeStore:
 
     def put(self, new: Probed) -> None:
         """Replace the entry with the same key; an entry without trials is removed."""
-        with self._locked():
+        with kernel_lock(self._lock_file):
             entries = self._entries()
             entries.pop(new.key, None)
             if new.trials:
@@ -276,9 +275,7 @@ class ProbeStore:
         if entries or self.file.exists():
             replace_text(self.file, to_json(entries.values()))
 
-    def _locked(self) -> AbstractContextManager[None]:
-        """Lock the file for one probe at a time.
-
-        The lock is a hidden file that stays: the probe file itself is replaced.
-        """
-        return kernel_lock(self.file.with_name(f".{self.file.name}.lock"))
+    @property
+    def _lock_file(self) -> Path:
+        """The file that is locked for one probe at a time: hidden, and it stays, as the probe file is replaced."""
+        return self.file.with_name(f".{self.file.name}.lock")

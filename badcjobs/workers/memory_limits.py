@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from badcjobs.model import ChunkKey, WorkerPlan, not_none
@@ -30,7 +30,7 @@ from badcjobs.workers.chunk_audio import longest_piece_s, pieces_shorter_than
 from badcjobs.workers.policy import Circumstance
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MemoryLimit:
     """The shortest audio that did not fit into a GPU model; None: all of it fitted."""
 
@@ -56,7 +56,7 @@ USUAL = Way()
 LEAN = Way(lean=True)
 
 
-@dataclass(slots=True)
+@dataclass
 class _OutOfMemory:
     """A chunk that ran out of memory: the device model, the way of its next try, the lengths that failed."""
 
@@ -78,11 +78,10 @@ def model_of(plan: WorkerPlan) -> str:
 class MemoryLimits:
     """Decides the way of each chunk on each GPU model; shared by all threads of a task."""
 
-    known: Mapping[str, MemoryLimit] = field(default_factory=dict)  # from earlier tasks, by device model
-    learned: Callable[[str, MemoryLimit], None] = lambda model, limit: None  # gets each lower limit; must not raise
+    limits: dict[str, MemoryLimit]  # by device model; at the start those that earlier tasks have learned
+    learned: Callable[[str, MemoryLimit], None]  # gets each lower limit; must not raise
 
     def __post_init__(self) -> None:
-        self._limits = dict(self.known)
         # (model, lean) → the longest audio that fitted in one piece
         self._fitted = defaultdict[tuple[str, bool], float](float)
         self._failures: dict[ChunkKey, _OutOfMemory] = {}
@@ -144,9 +143,9 @@ class MemoryLimits:
             failure = self._failures.pop(key, None)
             if failure is None:
                 return
-            before = self._limits.get(model, MemoryLimit())
+            before = self.limits.get(model, MemoryLimit())
             after = self._lower(before, failure)
-            self._limits[model] = after
+            self.limits[model] = after
         if after != before:
             self.learned(model, after)
 
@@ -154,7 +153,7 @@ class MemoryLimits:
 
     def _limit_now(self, model: str) -> MemoryLimit:
         """Return the limit for waiting chunks, lower as long as failed chunks have a way left."""
-        limit = self._limits.get(model, MemoryLimit())
+        limit = self.limits.get(model, MemoryLimit())
         for failure in self._failures.values():
             if failure.model == model and not failure.is_smallest:
                 limit = self._lower(limit, failure)

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 _CONTROL = "nvidia-cuda-mps-control"
 _PID_FILE = f"{_CONTROL}.pid"  # in the folder of the pipes
 ONLY_ONE = "only one process may use the device, by its compute mode (nvidia-smi -c 0 changes that)"
-_MOST_CLIENTS = 48  # of a device, since Volta
+MOST_CLIENTS = 48  # of a device, since Volta
 _PLACE = Path("/tmp")  # on the node, and short: a socket's path has at most 107 characters
 _NAME = "badcjobs-mps-"
 _ANSWER_S = 10.0
@@ -53,8 +53,8 @@ def find_obstacle(device: Device, most: int, environ: Mapping[str, str]) -> str 
         return f"the device is not read through NVML ({device.vendor}, {device.backend})"
     if device.uuid.startswith("MIG-"):
         return "the device is a MIG slice"
-    if most > _MOST_CLIENTS:
-        return f"{most} workers per device; the most is {_MOST_CLIENTS}"
+    if most > MOST_CLIENTS:
+        return f"{most} workers per device; the most is {MOST_CLIENTS}"
     if shutil.which(_CONTROL, path=environ.get("PATH")) is None:
         return f"{_CONTROL} is not on PATH"
     return find_mps_obstacle(device.uuid)
@@ -79,6 +79,7 @@ class MpsDaemon:
     device: Device
     folder: Path
     env: Mapping[str, str]
+    control: psutil.Process | None = None  # None: not started
     server: psutil.Process | None = None  # None: not seen yet
     last_code: Code | None = None  # of the last decision about it
     was_used: bool = False  # whether a worker was its client
@@ -86,9 +87,12 @@ class MpsDaemon:
     def __post_init__(self) -> None:
         self.pipe = self.folder / "pipe"
         self._logs = self.folder / "log"
-        places = {MPS_PIPE: str(self.pipe), "CUDA_MPS_LOG_DIRECTORY": str(self._logs)}
-        self.env = {**self.env, **places, "CUDA_VISIBLE_DEVICES": self.device.pin}
-        self.control: psutil.Process | None = None
+        self.env = {
+            **self.env,
+            MPS_PIPE: str(self.pipe),
+            "CUDA_MPS_LOG_DIRECTORY": str(self._logs),
+            "CUDA_VISIBLE_DEVICES": self.device.pin,
+        }
 
     def start(self) -> str | None:
         """Start the daemon and its server; return None, or why it failed."""

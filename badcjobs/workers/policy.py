@@ -210,7 +210,7 @@ class RetryPolicy(NamedTuple):
         return self.retries + 1
 
 
-@dataclass(slots=True)
+@dataclass
 class _History:
     """Counts for a chunk that has failed."""
 

@@ -50,9 +50,8 @@ class Supervisor(WorkerSetup):
     chunks: Sequence[Chunk] | None = None  # None: all pending chunks of the journal
     listen: Callable[[Event], None] = lambda event: None
     # (device_id, at_ms) → the last reading of a device before that moment, as text
-    device_state: Callable[[int | None, int], str | None] = lambda device_id, at_ms: None
+    device_state: Callable[[int | None, int], str | None]
     is_taken_over: Callable[[], bool] = lambda: False  # another task does these chunks now: ours do not count any more
-    tally: Tally = field(default_factory=Tally)
     productive: set[int] = field(default_factory=set)  # slots in which a chunk was done
     audio_done_s: float = 0.0
     short_of_memory: set[ChunkKey] = field(default_factory=set)  # chunks that fewer workers might have done
@@ -60,6 +59,7 @@ class Supervisor(WorkerSetup):
     killed: bool = False
 
     def __post_init__(self) -> None:
+        self.tally = Tally()
         self._retries = Retries(self.policy)
         self._queue = WorkQueue(self.clock, workers=len(self.plans), wants=self.engine.wants)
         self.upcoming = self._queue.upcoming  # the chunks that workers get next; thread-safe
@@ -103,8 +103,11 @@ class Supervisor(WorkerSetup):
     @property
     def slots_at_work(self) -> dict[int, int | None]:
         """The workers that accept chunks (by slot), and the device of each."""
-        plans = [thread.plan for thread in self._threads if thread.is_alive() and not thread.retired]
-        return {plan.slot: plan.device_id for plan in plans}
+        return {
+            thread.plan.slot: thread.plan.device_id
+            for thread in self._threads
+            if thread.is_alive() and not thread.retired
+        }
 
     @property
     def is_retiring(self) -> bool:
@@ -308,8 +311,7 @@ class Supervisor(WorkerSetup):
             circumstances.add(Circumstance.UNCERTAIN)
         if result.started_at_ms <= self._at_fault_until_ms:
             circumstances.add(Circumstance.NODE_AT_FAULT)
-        neighbours = [thread for thread in self._threads if thread.plan.device_id == plan.device_id]
-        if sum(thread.is_alive() for thread in neighbours) > 1:
+        if sum(thread.is_alive() for thread in self._threads if thread.plan.device_id == plan.device_id) > 1:
             circumstances.add(Circumstance.CROWDED)
         if self.audio is not None:
             circumstances |= self.audio.limits.circumstances(result.chunk.key)
@@ -323,8 +325,7 @@ class Supervisor(WorkerSetup):
             return False
         if self.tally.done == 0:
             return True
-        usual_s = self.audio_done_s / self.tally.done
-        return (result.chunk.audio_s or 0.0) <= 1.5 * usual_s
+        return (result.chunk.audio_s or 0.0) <= 1.5 * self.audio_done_s / self.tally.done
 
     def _on_failed_for_good(self, result: ChunkResult) -> None:
         self._queue.finish()

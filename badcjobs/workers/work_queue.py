@@ -16,8 +16,7 @@ from badcjobs.model import Chunk
 from badcjobs.seams import Clock
 
 
-@dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """The chunks that a worker takes in one call."""
 
     chunks: list[Chunk]
@@ -54,6 +53,7 @@ class WorkQueue:
     _complete: bool = False
     _draining: bool = False
     _paused_until_s: float = -math.inf
+    _shares_left: int = 1
     WINDOW = 16_384  # the most chunks that wait here: a job of a million chunks never has all in memory
 
     def __post_init__(self) -> None:
@@ -63,7 +63,6 @@ class WorkQueue:
         self._sequence = itertools.count()
         self._changed = threading.Condition()
         self.change_workers(0)  # at least one, even for a task without workers
-        self._shares_left = self.workers
 
     @property
     def room(self) -> int:
@@ -90,7 +89,7 @@ class WorkQueue:
             self.workers = max(1, self.workers + change)
             self._changed.notify_all()
 
-    def take(self, fits: Fits = lambda chunk: True, over: Callable[[], bool] = lambda: False) -> Batch | None:
+    def take(self, fits: Fits, over: Callable[[], bool]) -> Batch | None:
         """Return the next batch; block until there is one; None: no more work, or none that fits into the time.
 
         ``over``: whether this worker must stop; called at every change.
@@ -112,7 +111,7 @@ class WorkQueue:
                 self._changed.wait(self._until_due_s())
             return None
 
-    def more(self, wanted: int, *, idle: int, fits: Fits = lambda chunk: True) -> list[Chunk] | None:
+    def more(self, wanted: int, *, idle: int, fits: Fits) -> list[Chunk] | None:
         """Return up to ``wanted`` chunks for a worker that has some; None: take no more, because suspects wait.
 
         Near the end of the work it returns only as many as the worker can start now (``idle``).

@@ -142,7 +142,7 @@ class WorkerThread(threading.Thread):
         batch = self.queue.take(self._room({}), lambda: self.retired)
         if batch is None or batch.alone:
             return batch
-        return replace(batch, chunks=self._sort_out(batch.chunks))
+        return batch._replace(chunks=self._sort_out(batch.chunks))
 
     def _sort_out(self, chunks: list[Chunk]) -> list[Chunk]:
         """Return the chunks for the usual session of this worker; put the others back into the queue, to be alone."""
@@ -175,8 +175,7 @@ class WorkerThread(threading.Thread):
 
         circumstances = self._circumstances(broken)
         left = [chunk for chunk, _ in in_hand.values()]
-        now_ms = self.setup.clock.now_ms()
-        self.report(BatchOver(left, broken, now_ms, circumstances, self._failed_openings))
+        self.report(BatchOver(left, broken, self.setup.clock.now_ms(), circumstances, self._failed_openings))
         if broken is None:
             return True
         self._close()
@@ -256,11 +255,10 @@ class WorkerThread(threading.Thread):
         error_class = result.error_class or ""
         fault = self._find_fault(error_class) if result.charged else None
         if fault is not None:
-            error = f"{result.error}\n{fault}"
             return replace(
                 result,
                 error_class=fault.error_class,
-                error=error,
+                error=f"{result.error}\n{fault}",
                 charged=False,
             )
         if self._shared and error_class in policy.DEATHS:

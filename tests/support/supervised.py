@@ -124,7 +124,8 @@ class Bench:
         self.writer = TaskWriter(scratch / "wrapper.sqlite", TaskKey("4821", 0, 0, "gpu1"))
         self.writer.fill(chunks, lambda rows: None)
         plans = [plan_on(slot) for slot in range(workers)] if isinstance(workers, int) else workers
-        usual = {"clock": CLOCK, "policy": RetryPolicy(retries, 0.0, give_up_after=give_up_after)}
+        usual = {"clock": CLOCK, "policy": RetryPolicy(retries, 0.0, give_up_after=give_up_after),
+                 "device_state": lambda device_id, at_ms: None}  # fmt: skip
         how = {**usual, "scratch": scratch / "workers", **others}
         self.supervisor = Supervisor(self.engine, plans, self.writer, **how)
         self.tally = self.supervisor.tally

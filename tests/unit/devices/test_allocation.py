@@ -311,7 +311,8 @@ def test_no_list_grants_a_device_twice_or_one_that_is_not_here(environ, others, 
         assert {device.uuid for device in devices} <= {device.uuid for device in node}
     given = list(enumerate(devices))[:most]
     meter = Meter(None, SystemClock(), {}.get, lambda: None)
-    plans = Autoscaler(given, meter, Learned("", ()), print, cpus=8, per_gpu=per_gpu).plans
+    usual = {"chunk_s": None, "exclusive": False, "cores_each": None, "memory_per_worker": None}
+    plans = Autoscaler(given, meter, Learned("", ()), print, cpus=8, per_gpu=per_gpu, cpu_workers=0, **usual).plans
     shown = [plan.device.pin for plan in plans if plan.device is not None]
     simplest = [str(int(pin)) if pin.isdecimal() else pin.lower() for pin in shown]
     assert len(shown) == len(plans)

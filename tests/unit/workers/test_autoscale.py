@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rooms import workers
-from rooms.model import TOO_LONG, ChunkStarted, Decision, Device, MemoryHeld, Probed, ProbeKey, Trial, WorkerPlan
+from rooms.model import (
+    TOO_LONG,
+    USUAL_MEMORY,
+    ChunkStarted,
+    Decision,
+    Device,
+    MemoryHeld,
+    Probed,
+    ProbeKey,
+    Trial,
+    WorkerPlan,
+)  # fmt: skip
 from rooms.planning import evaluate
 from rooms.root import BadInput, Launcher, Project, RunSettings, SessionBroken, SystemClock
 from rooms.workers import Learned, Lesson, MemoryLimit, ProbeStore, read_probes, to_json
@@ -21,6 +32,8 @@ from support.supervised import Bench
 from support.waiting import wait_for
 
 STEP_S = 0.5
+LIMITS = {"devices": 1, "cores": 8, "cores_each": 1, "device_bytes": None, "granted_bytes": None, "exclusive": False}
+IDLE = {"rate": 0.0, "left_s": 0.0, "device_peak_bytes": 0, "peak_bytes": None}
 DATA = Path(__file__).parents[2] / "data"
 
 
@@ -38,7 +51,7 @@ class Task:
         memory, granted_bytes = (one and round(one * GIB) for one in (gib, granted))
         places = [(100 + n, Device(str(n), "test", name="V100", memory_total_bytes=memory)) for n in range(devices)]
         counts = {"cpus": cpus, "per_gpu": per_gpu, "cpu_workers": cpu_workers}
-        counts |= {"chunk_s": chunk, "cores_each": each, "exclusive": exclusive}
+        counts |= {"chunk_s": chunk, "cores_each": each, "exclusive": exclusive, "memory_per_worker": USUAL_MEMORY}
         self.peaks, self.held = {}, None  # what is read of the memory
         meter = workers.Meter(granted_bytes, self.clock, {30.0: self.peaks}.get, lambda: self.held)
         self.subject = f"V100, {max(1, cpus // max(1, devices))} cores, chunks of {chunk} s"
@@ -158,11 +171,11 @@ def test_the_next_number_follows_from_what_was_measured_and_tried(pages):
     lines = []
     for case in (DATA / "autoscale_steps.txt").read_text().splitlines()[1:]:
         name, limits, trials, reading, performance = case.split("|")
-        limits = workers.Limits(**{"devices": 1, "cores": 8, "cores_each": 1, **json.loads(limits)})
+        limits = workers.Limits(**(LIMITS | json.loads(limits)))
         tried = json.loads(trials)
         rates = {int(number): rate for number, rate in tried.pop("rates", {}).items()}
-        trials = workers.Trials(**{"before": tried["workers"], **tried}, rates=rates)
-        measured = workers.Performance(**json.loads(performance)) if performance.strip() else None
+        trials = workers.Trials(**{"before": tried["workers"], "settled": False, **tried}, rates=rates)
+        measured = workers.Performance(**(IDLE | json.loads(performance))) if performance.strip() else None
         step = workers.next_step(workers.Reading(**json.loads(reading), performance=measured), trials, limits)
         decision = step and Decision.of(step.code, workers=step.workers, **step.figures)
         how = step and "trial" * step.is_trial + "best" * step.is_best
@@ -320,7 +333,8 @@ def plans(workers=2, gpu="Tesla V100", gib=16):
 
 
 def test_a_run_keeps_to_what_a_probe_of_the_same_found_safe(tmp_path, pages):
-    engine, said = workers.DemoEngine(workers.EngineStart((), {}, Launcher("test"), SystemClock())), []
+    start, said = workers.EngineStart((), {}, Launcher("test"), SystemClock()), []
+    engine = workers.DemoEngine(start, workers.HangTimeout())
     engine.version = "1.0"
     (tmp_path / "damaged.toml").write_text("version =")
     files = [tmp_path / "damaged.toml", *workers.known_files("probe.json", tmp_path, {})]

@@ -184,7 +184,7 @@ def test_what_may_take_others_down_is_tried_again_with_nothing_beside_it(tmp_pat
         held[suspect].append(len(batch))
         yield from act(session, batch)
 
-    audio = audio_steps(tmp_path, limits=MemoryLimits())
+    audio = audio_steps(tmp_path, limits=MemoryLimits({}, print))
     bench = Bench(tmp_path, script, chunks=40, wants=4, audio=audio).run()
     assert (bench.statuses, held[True], max(held[False])) == ({"done": 40}, [1], 6)
 

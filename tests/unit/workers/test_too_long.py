@@ -246,7 +246,7 @@ def test_a_chunk_that_runs_out_of_memory_is_tried_with_less_and_others_of_its_le
 def test_of_several_of_the_same_length_only_the_first_has_to_find_out(tmp_path):
     path = make_wav(tmp_path / "long.wav", 60, 500, loud=[])
     chunks = [Chunk("r", f"{n}", "a", str(path), 0, 60_000 if n < 4 else 5_000) for n in range(14)]
-    plans, audio = [USUAL, replace(USUAL, slot=1)], audio_steps(tmp_path, limits=MemoryLimits())
+    plans, audio = [USUAL, replace(USUAL, slot=1)], audio_steps(tmp_path, limits=MemoryLimits({}, print))
     bench = Bench(tmp_path, with_room(40), chunks=chunks, workers=plans, audio=audio, retries=0).run()
     assert bench.statuses == {"done": 14}
     assert sum(map(len, bench.tries.values())) <= 14 + 2 * 3, "each worker may have one on its way"
@@ -270,7 +270,7 @@ class Fed:
                     yield event
 
         self.folder, self.inner = folder, ScriptedEngine(script, wants=7)
-        self.steps = audio_steps(folder, limits=MemoryLimits({V100: MemoryLimit(crowded_s=20, alone_s=40)}))
+        self.steps = audio_steps(folder, limits=MemoryLimits({V100: MemoryLimit(crowded_s=20, alone_s=40)}, print))
 
     def open(self, plan=LEAN):
         return supervised.open_feed(self.inner, plan, self.folder, self.steps)

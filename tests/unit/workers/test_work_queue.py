@@ -16,6 +16,14 @@ from support.hand_clock import HandClock
 STORIES = Path(__file__).parents[2] / "data" / "queue_stories.txt"
 
 
+def every(chunk):
+    return True
+
+
+def never():
+    return False
+
+
 def chunks(count, first=0):
     return [Chunk("r", f"c{number}", "a.wav", "/a.wav") for number in range(first, first + count)]
 
@@ -48,7 +56,7 @@ def test_each_chunk_taken_is_the_longest_that_still_fits_and_can_be_seen_before(
     expected = [chunk for chunk in ordered if greedy(chunk)]
     if at_work:
         got = queue.more(99, idle=99, fits=room) or []
-    while not at_work and (batch := queue.take(room)) is not None:
+    while not at_work and (batch := queue.take(room, never)) is not None:
         assert batch == Batch(batch.chunks) and len(batch.chunks) <= wants
         got += batch.chunks
         for _ in batch.chunks:
@@ -56,7 +64,9 @@ def test_each_chunk_taken_is_the_longest_that_still_fits_and_can_be_seen_before(
     assert [chunk.audio_s for chunk in got] == [chunk.audio_s for chunk in expected]
     assert seconds < math.inf or got == ordered
     rest = [chunk for chunk in ordered if chunk not in got]
-    assert queue.upcoming(99) == (queue.more(99, idle=99) or []) == rest, "who has more time gets the longest first"
+    assert queue.upcoming(99) == (queue.more(99, idle=99, fits=every) or []) == rest, (
+        "who has more time gets the longest first"
+    )
 
 
 def play(story):
@@ -74,10 +84,10 @@ def play(story):
             known += fresh
             queue.add(fresh, complete=verb != "begin")
         elif verb == "take":
-            batch = queue.take(Room(numbers[0] if numbers else math.inf))
+            batch = queue.take(Room(numbers[0] if numbers else math.inf), never)
             answer = batch and (batch.chunks, *(mark for mark in ("alone", "apart") if getattr(batch, mark)))
         elif verb == "more":
-            answer = queue.more(numbers[0], idle=numbers[1])
+            answer = queue.more(numbers[0], idle=numbers[1], fits=every)
         elif verb == "back":
             first, _, last = words[0].partition("-")
             back = known[int(first) : int(last or first) + 1]
@@ -117,12 +127,12 @@ def test_what_a_queue_hands_out_in_each_story(pages):
     pages({"stories.txt": "\n".join(said)})
 
 
-def take_apart(queue, over=lambda: False):
+def take_apart(queue, over=never):
     """Take once, in a thread of its own, as a worker does; return where the answer comes."""
     asked, answers = threading.Event(), SimpleQueue()
 
     def take():
-        answers.put(queue.take(over=lambda: asked.set() or over()))  # type: ignore[func-returns-value]
+        answers.put(queue.take(every, lambda: asked.set() or over()))  # type: ignore[func-returns-value]
 
     threading.Thread(target=take, daemon=True).start()
     assert asked.wait(60)
@@ -146,7 +156,7 @@ NEWS = {
 def test_while_a_chunk_in_flight_may_come_back_a_taker_waits_for_news(name):
     queue, (news, answer) = WorkQueue(SystemClock(), workers=1, wants=1), NEWS[name]
     queue.add(chunks(1), complete=True)
-    first, taker = queue.take().chunks, take_apart(queue)
+    first, taker = queue.take(every, never).chunks, take_apart(queue)
     assert taker.empty()
     news(queue, first)
     assert taker.get(timeout=60) == answer
@@ -167,7 +177,7 @@ def test_a_taker_waits_for_the_end_of_a_pause():
 def test_every_taker_goes_home_when_the_last_chunk_is_settled_and_one_that_is_told_to_at_once():
     queue, over = WorkQueue(SystemClock(), workers=2, wants=1), threading.Event()
     queue.add(chunks(2), complete=False)
-    assert [queue.take(), queue.more(1, idle=1)] == [Batch(chunks(1)), chunks(1, first=1)]
+    assert [queue.take(every, never), queue.more(1, idle=1, fits=every)] == [Batch(chunks(1)), chunks(1, first=1)]
     reported, *takers = take_apart(queue, over.is_set), take_apart(queue), take_apart(queue)
     over.set()
     queue.change_workers(-1)
