@@ -139,7 +139,13 @@ def _pick(request: DeviceRequest, stand_in: StandIn) -> PickedDevices:
 
 
 def _check_number(
-    name: str, value: object, *, least: float, most: float | None = None, whole: bool = False, optional: bool = False
+    name: str,
+    value: object,
+    *,
+    least: float,
+    most: float | None = None,
+    whole: bool = False,
+    optional: bool = False,
 ) -> None:
     if value is None and optional:
         return
@@ -314,7 +320,10 @@ class Recorder:
         return self.start()
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         atexit.unregister(self.stop)
         if self._session is not None:
@@ -327,7 +336,12 @@ class Recorder:
 class RecordingSession:
     """One recording, from the first sample to the published file; forked child processes do not write to it."""
 
-    def __init__(self, path: Path, options: RecordingOptions, on_alert: Callable[[Alert], object] | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        options: RecordingOptions,
+        on_alert: Callable[[Alert], object] | None,
+    ) -> None:
         clock = SystemClock()
         world = World.here(dict(os.environ), clock, StopRequest(clock.monotonic_s))  # the program handles its signals
         self._path = path.absolute()
@@ -402,7 +416,11 @@ class RecordingSession:
 Stats = dict[str, Any]  # see ``Recorder.stats``
 
 
-def read_stats(uri: str | None, devices: Sequence[tuple[int, Device]], duration_s: float) -> Stats:
+def read_stats(
+    uri: str | None,
+    devices: Sequence[tuple[int, Device]],
+    duration_s: float,
+) -> Stats:
     """Return the statistics of a recorder's file or a task database; all values are None if it cannot be read."""
     stats: dict[str, Any] = {}
     for device_id, device in devices:
