@@ -274,7 +274,7 @@ def memory_of(
     why = f"measured with {count(nearest.workers, 'worker')} per GPU"
     if nearest.chunk_s and chunk_s and not _is_alike(nearest.chunk_s, chunk_s):
         longer_s = chunk_s - nearest.chunk_s
-        each_bytes = max(each_bytes / 2, each_bytes + speed.bytes_per_s * longer_s)
+        each_bytes = max(each_bytes / 2, each_bytes + (speed.bytes_per_s or 0.0) * longer_s)
         why += f" and chunks of {nearest.chunk_s:,.0f} s"
     return advised_gb(in_all * each_bytes), f"{memory(each_bytes)} {for_each} ({why}), 15 % more and 0.5 GiB"
 

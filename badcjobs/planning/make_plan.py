@@ -323,10 +323,11 @@ def to_dict(plan: CampaignPlan) -> dict[str, Any]:
     return rounded
 
 
-def _curve(plan: CampaignPlan) -> list[tuple[float, float]]:
+def _curve(plan: CampaignPlan) -> list[tuple[float | None, float]]:
     """Return the speed that was measured with the chosen workers, by the length of the chunks."""
     points = [point for point in plan.speed.points if point.workers == plan.choice.workers]
-    return sorted((point.chunk_s or 0.0, point.rate) for point in points)
+    points.sort(key=lambda point: (point.chunk_s or 0.0, point.rate))
+    return [(point.chunk_s, point.rate) for point in points]
 
 
 def _tasks_document(plan: CampaignPlan) -> dict[str, Any]:

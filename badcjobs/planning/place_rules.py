@@ -110,7 +110,7 @@ def _check_space(job: Job) -> Iterator[Remark]:
     out = job.out
     if source is None or source.lengths is None:
         return
-    needs_bytes = results_bytes(source.chunks, source.audio_s / 3600 / _SLOWEST)
+    needs_bytes = results_bytes(source.chunks, (source.audio_s or 0.0) / 3600 / _SLOWEST)
     text = f"the source has {data_size(source.bytes)}; results need about {data_size(needs_bytes)}, copies of audio at"
     text += f" most {data_size(MOST_STAGED_BYTES)} per task, on the disk of the node"
     quota_bytes = 1e12 * (job.site.space_tb or 0)

@@ -365,7 +365,7 @@ def _choice_row(choice: Choice, plan: CampaignPlan, best: Mapping[str, Choice]) 
         f"{choice.workers}",
         f"{choice.cpus}",
         f"{choice.mem_gb}G",
-        f"{choice.chunk_s or 0:,.0f} s",
+        f"{number(choice.chunk_s, 0)} s",
         number(choice.rate * choice.gpus, 0),
         number(choice.units_per_1000_audio_hours, 1),
         number(choice.joules_per_audio_hour, 1),
@@ -392,7 +392,7 @@ def _work_lines(planned: Planned) -> Iterator[tuple[str, str]]:
         audio += f", out of {number(plan.recording_hours)} hours of recordings (chunks overlap)"
     if survey.cut:
         audio += f", {survey.cut:,} of them cut out of longer files on the fly"
-    yield "audio", f"{audio}; mean {lengths.mean_ms / 1000:,.1f} s, longest {lengths.longest_ms / 1000:,.1f} s"
+    yield "audio", f"{audio}; mean {lengths.mean_ms / 1000:,.1f} s, longest {number(lengths.longest_s)} s"
 
     origin = f"{number(speed.audio_hours_per_gpu_hour)} audio-hours per GPU-hour, {speed.origin}"
     if speed.gpu_hours is not None:

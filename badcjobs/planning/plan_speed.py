@@ -69,7 +69,7 @@ class Speed:
     memory_bytes: int | None = None  # of a device
     devices: Sequence[str] = ()
     points: Sequence[Measured] = ()  # with several numbers of workers; the first is what this is the speed of
-    bytes_per_s: float = 0.0  # main memory of a worker for each second of a chunk, assumed; 0: not known
+    bytes_per_s: float | None = None  # main memory of a worker for each second of a chunk, assumed
     given: bool = False  # by --rate
     chunk_s: float | None = None  # the mean length of the chunks that it is the speed of
     safe_s: float | None = None  # longer chunks are done with one thread, or in pieces; None: nothing was too long

@@ -122,6 +122,20 @@ class Lengths:
         """All of them together; one that is not known counts as guessed."""
         return self.known_ms + self.unknown * self.guess_ms
 
+    @property
+    def longest_s(self) -> float | None:
+        """The longest that is known; None: none is."""
+        if self.unknown == self.rows:
+            return None
+        return self.longest_ms / 1000
+
+    @property
+    def total_s(self) -> float | None:
+        """All of them together; None: nothing is known to guess the unknown ones by."""
+        if self.unknown and not self.guess_ms:
+            return None
+        return self.total_ms / 1000
+
     def held_s(self, many: int) -> float:
         """Return the mean length of so many chunks that are in progress together: a task begins with the longest."""
         longest = self._longest_ms[:many]
@@ -263,7 +277,7 @@ def to_facts(survey: Survey) -> dict[str, Any]:
     size = walk.size
     return {
         "chunks": survey.lengths.rows,
-        "longest_s": survey.lengths.longest_ms / 1000,
+        "longest_s": survey.lengths.longest_s,
         "of_unknown_length": survey.lengths.unknown,
         "files": size.files,
         "bytes": size.total_bytes,

@@ -84,7 +84,7 @@ class SourceFacts:
     chunks: int
     manifests_listed: int | None = None
     has_places: bool = False
-    audio_s: float = 0.0
+    audio_s: float | None = None
     bytes: int | None = None
     lengths: Lengths | None = field(default=None, repr=False)  # None: no file was looked at
     document: Mapping[str, Any] = field(default_factory=dict)  # for JSON
@@ -325,8 +325,9 @@ def _look_at_files(sources: Sources, progress: Progress) -> tuple[SourceFacts | 
     survey = read_sources(sources, progress, needs_audio=True)
     lengths = survey.lengths
     size = survey.walk.size
-    hours = lengths.total_ms / 3_600_000
-    text = f"{count(lengths.rows, 'chunk')}, {number(hours)} hours of audio in {count(size.files, 'file')}"
+    audio_s = lengths.total_s
+    hours = number(audio_s and audio_s / 3600)
+    text = f"{count(lengths.rows, 'chunk')}, {hours} hours of audio in {count(size.files, 'file')}"
     if size.total_bytes is not None:
         text += f", {data_size(size.total_bytes)}"
     remarks = [fine("source", f"{text}; every file was looked at"), *check_survey(survey, FINE)]
@@ -336,10 +337,10 @@ def _look_at_files(sources: Sources, progress: Progress) -> tuple[SourceFacts | 
         lengths.rows,
         sources.manifests_listed,
         sources.places is not None,
-        audio_s=hours * 3600,
+        audio_s=audio_s,
         bytes=size.total_bytes,
         lengths=lengths,
-        document={"stats": True, "audio_s": hours * 3600, **to_facts(survey)},
+        document={"stats": True, "audio_s": audio_s, **to_facts(survey)},
     )
     return facts, remarks
 

@@ -182,6 +182,16 @@ def test_every_plan_covers_all_audio_and_ends_in_time(many, rate, wish, site):
     assert json.loads(json.dumps(planning.to_dict(plan)))["tasks"]["count"] == plan.tasks
 
 
+def test_a_plan_has_null_for_what_is_not_known():
+    speed = Speed(400.0, "x", points=(Measured(1, 400.0),))
+    document = planning.to_dict(make_plan(survey_of(30_000, None), speed, PlanWish(), Site("x")))
+    assert document["speed"]["curve"] == [[None, 400.0]]
+    assert document["speed"]["bytes_per_s"] is document["gpus_at_a_time"] is document["billed_units"] is None
+    assert document["source"]["longest_s"] == 30.0
+    unknown = survey_of(None)
+    assert planning.to_facts(unknown)["longest_s"] is unknown.lengths.total_s is None
+
+
 def test_shares_are_balanced_by_length_and_times_rounded_up_to_five_minutes_or_half_hours():
     for lengths_ms, tasks, rows in (
         ([1_000] * 900 + [9_000] * 100, 2, [900, 100]), ([10] * 10 + [100_000] + [10] * 300, 4, [10, 1, 150, 150]),
