@@ -11,12 +11,13 @@ from badcjobs.cluster.job_script import BatchScript, Call
 from badcjobs.model import Billing
 from badcjobs.planning.bill import FASTEST, usual_request
 from badcjobs.planning.findings import Remark, fine, problem, warning
+from badcjobs.planning.plan_tasks import USUAL_TIME_H
 from badcjobs.planning.preflight_facts import Job
 from badcjobs.planning.site import Site
 from badcjobs.report.rules import PROBLEM, WARNING
 from badcjobs.seams import Environ
 from badcjobs.settings import SubmitSettings
-from badcjobs.words import clock, count, number
+from badcjobs.words import clock, count
 from badcjobs.workers.engines import traits_of
 
 _WARNING_SIGNALS = ("USR1", "USR2")  # before the time limit
@@ -89,10 +90,10 @@ def _check_time(job: Job) -> Iterator[Remark]:
     if job.request.no_time_limit:
         text = "--time asks for no time limit: nothing warns a task before its end, and no plan can be kept"
         severity = PROBLEM if most_h else WARNING
-        yield Remark(severity, "time", text, job.ask("time", "12:00:00", _AGAIN))
+        yield Remark(severity, "time", text, job.ask("time", clock(job.site.time_limit_s(USUAL_TIME_H)), _AGAIN))
     elif most_h and hours > most_h:
         text = f"--time asks for {hours:,.4g} h, but {job.site.name} allows {most_h:,.4g} h"
-        yield problem("time", text, job.ask("time", f"{most_h:.0f}:00:00"))
+        yield problem("time", text, job.ask("time", clock(job.site.time_limit_s(hours))))
 
 
 def _check_gpu_hours(job: Job) -> Iterator[Remark]:
@@ -101,21 +102,22 @@ def _check_gpu_hours(job: Job) -> Iterator[Remark]:
     if not gpus or job.request.time_s is None:
         return
     tasks = job.request.tasks or 1
-    hours = job.request.time_s / 3600
-    total = tasks * gpus * hours
-    text = f"{count(tasks, 'task')} × {count(gpus, 'GPU')} × {hours:,.4g} h = {number(total, 0)} GPU-hours"
+    gpu_s = gpus * job.request.time_s  # of a task
+    total = tasks * gpu_s / 3600
+    hours = f"{job.request.time_s / 3600:,.4g} h"
+    text = f"{count(tasks, 'task')} × {count(gpus, 'GPU')} × {hours} = {round(total, 2):,.12g} GPU-hours"
     cap = job.site.gpu_hours
     if not cap:
         yield fine("GPU-hours", f"{text}; no cap is known")
         return
-    text += f"; {job.site.name} allows {cap:,.0f} running and queued together"
-    fitting_tasks = int(cap / gpus / hours)
+    text += f"; {job.site.name} allows {cap:,.12g} running and queued together"
+    fitting_tasks = int(3600 * cap // gpu_s)
     if total <= cap:
         yield fine("GPU-hours", text)
     elif fitting_tasks:
         yield problem("GPU-hours", text, job.ask_tasks(fitting_tasks, _AGAIN))
     else:
-        yield problem("GPU-hours", text, job.ask("time", clock(60 * int(60 * cap / gpus)), _AGAIN))
+        yield problem("GPU-hours", text, job.ask("time", clock(job.site.time_limit_s(cap / gpus)), _AGAIN))
 
 
 # --- nodes, workers and cost -----------------------------------------------------------------------------------------

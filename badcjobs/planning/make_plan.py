@@ -144,8 +144,8 @@ def make_plan(
     margin = plan_tasks.make_margin(speed, wish.margin)
     sizing = plan_tasks.size_tasks(lengths, speed, margin, wish, site)
     most, waves_why = plan_tasks.most_tasks(sizing, site)
-    gpus, gpus_why = plan_tasks.gpus_at_a_time(sizing, wish, site, most)
-    waves = plan_tasks.make_waves(sizing, speed, margin, most, gpus)
+    at_a_time, gpus_why = plan_tasks.tasks_at_a_time(sizing, wish, site, most)
+    waves = plan_tasks.make_waves(sizing, speed, margin, most, at_a_time)
     plan = CampaignPlan(
         survey=survey,
         speed=speed,
@@ -158,7 +158,7 @@ def make_plan(
         site=site,
         waves=waves,
         waves_why=waves_why,
-        gpus=gpus,
+        gpus=at_a_time and at_a_time * sizing.gpus,
         gpus_why=gpus_why,
     )
     remarks = list(check_survey(survey, NOTE))

@@ -61,9 +61,9 @@ class PlanWish:
             max_gpus=run.max_gpus,
         )
 
-    def longest_s(self, site: Site) -> float:
+    def longest_s(self, site: Site) -> int:
         """Return the most time that a task may ask for."""
-        return self.time_s or 3600 * (site.plan_time_h or min(USUAL_TIME_H, site.time_h or math.inf))
+        return self.time_s or site.time_limit_s(site.plan_time_h or USUAL_TIME_H)
 
     def task_gpus(self, site: Site) -> int:
         """Return the GPUs of each task: all of a node, if the site has their number, but none that it does not use."""
@@ -82,11 +82,11 @@ def check_wish(wish: PlanWish, site: Site) -> None:
     hours = wish.longest_s(site) / 3600
     most_gpu_hours = site.gpu_hours or 0.0
     for amount, most, unit, fix in (
-        ((wish.time_s or 0) / 3600, site.time_h, "hours", f"--time {site.time_h}:00:00"),
+        ((wish.time_s or 0) / 3600, site.time_h, "hours", f"--time {clock(site.time_limit_s(hours))}"),
         (gpus, site.node_gpus, "GPUs on a node", f"--gpus-per-task {site.node_gpus}"),
         (wish.cpus, site.node_cpus, "cores on a node", f"--config submit.cpus={site.node_cpus}"),
         (wish.mem_gb, site.node_memory_gb, "GB on a node", f"--config submit.mem={site.node_memory_gb}G"),
-        (gpus * hours, most_gpu_hours, "GPU-hours", f"--time {max(1, int(most_gpu_hours / gpus))}:00:00"),
+        (gpus * hours, most_gpu_hours, "GPU-hours", f"--time {clock(site.time_limit_s(most_gpu_hours / gpus))}"),
     ):
         if amount and most and amount > most:
             mistakes.append(f"a task asks for {amount:g} {unit}, but {site.name} allows {most:g}")
@@ -253,7 +253,7 @@ def size_tasks(
     needed_s = round_up(margin.time_s(fullest_s + tail_s))
     return Sizing(
         gpus=gpus,
-        time_s=wish.time_s or min(needed_s, int(most_s)),
+        time_s=wish.time_s or min(needed_s, most_s),
         shares=shares,
         longest_chunk_s=margin.work_s(most_s) * rate,
         expected_s=margin.start_up_s + fullest_s,
@@ -279,12 +279,11 @@ def make_waves(
     speed: Speed,
     margin: Margin,
     most: int,
-    gpus: int | None,
+    at_a_time: int | None,
 ) -> list[Wave]:
     """Cut the tasks into waves of at most so many, as few as can be, all about equally large."""
     tasks = len(sizing.shares)
     number_of_waves = -(-tasks // most)
-    at_a_time = gpus and max(1, gpus // sizing.gpus)
     waves = []
     first = 0
     for number in range(1, number_of_waves + 1):
@@ -313,24 +312,25 @@ def most_tasks(sizing: Sizing, site: Site) -> tuple[int, str]:
         limits.append((SLURMS_OWN_ARRAY, f"arrays of {SLURMS_OWN_ARRAY:,} are the default limit of Slurm"))
     if site.gpu_hours:
         task_hours = sizing.gpus * sizing.time_s / 3600
-        why = f"{site.name} allows {site.gpu_hours:,.0f} GPU-hours at a time, and a task asks for {task_hours:,.4g}"
+        why = f"{site.name} allows {site.gpu_hours:,.12g} GPU-hours at a time, and a task asks for {task_hours:,.4g}"
         limits.append((max(1, int(site.gpu_hours / task_hours + 1e-9)), why))
     return min(limits)
 
 
-def gpus_at_a_time(
+def tasks_at_a_time(
     sizing: Sizing,
     wish: PlanWish,
     site: Site,
     most: int,
 ) -> tuple[int | None, str]:
-    """Return how many GPUs work at the same time, and why; None: not known, nor when all is finished."""
+    """Return how many tasks of a wave work at the same time, and why; None: not known, nor when all is finished."""
+    tasks = len(sizing.shares)
+    number_of_waves = -(-tasks // most)
+    limits = [(-(-tasks // number_of_waves), "all tasks of a wave at once")]
     if wish.parallel is not None:
-        return wish.parallel * sizing.gpus, "from --parallel"
-    if site.plan_gpus is not None:
-        return max(site.plan_gpus, sizing.gpus), f"from the site file of {site.name}"
-    if site.gpu_hours:
-        waves = -(-len(sizing.shares) // most)
-        largest = -(-len(sizing.shares) // waves)
-        return largest * sizing.gpus, "all tasks of a wave at once, the most that the limit allows"
-    return None, "add --parallel N"
+        limits.append((wish.parallel, "from --parallel"))
+    elif site.plan_gpus is not None:
+        limits.append((max(1, site.plan_gpus // sizing.gpus), f"from the site file of {site.name}"))
+    elif not site.gpu_hours:
+        return None, "add --parallel N"
+    return min(limits)

@@ -20,8 +20,10 @@ from badcjobs.settings import OPTIONS_ONLY, SETTINGS, Setting, read_toml, to_tom
 from badcjobs.trust import Trust
 from badcjobs.words import count
 
+Hours = float  # of a time limit
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Site:
     """The rules of a cluster; None and (): not in its file."""
 
@@ -29,7 +31,7 @@ class Site:
     array_tasks: int | None = None
     queued_jobs: int | None = None
     gpu_hours: float | None = None  # running and queued together, per allocation
-    time_h: float | None = None
+    time_h: Hours | None = None
     files: int | None = None  # quota of files where results are written
     space_tb: float | None = None  # quota of bytes there
     node_gpus: int | None = None
@@ -47,7 +49,7 @@ class Site:
     bill_memory_gb: float | None = None
     bill_gpu: float | None = None
     bill_rule: Literal["max", "sum"] = "sum"  # "max" where PriorityFlags has MAX_TRES
-    plan_time_h: float | None = None  # default time limit of a task
+    plan_time_h: Hours | None = None  # default time limit of a task
     plan_gpus: int | None = None  # usual number at a time
 
     @property
@@ -68,6 +70,10 @@ class Site:
         if not self.node_cpus or not self.node_gpus:
             return None
         return max(1, self.node_cpus // self.node_gpus)
+
+    def time_limit_s(self, hours: float) -> int:
+        """Return the time limit for so many hours, but within the site's: whole minutes, at least one."""
+        return 60 * max(1, int(60 * min(hours, self.time_h or hours) + 1e-6))
 
     def task_limits(self) -> list[tuple[int, str]]:
         """Return how many tasks may be submitted at a time, and who says so."""
@@ -95,6 +101,10 @@ _FIELDS = Site.__dataclass_fields__
 _KINDS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "int": ("a whole number from 1 to 1e9", lambda value: type(value) is int and 0 < value <= 1e9),
     "float": ("a number from 0 to 1e9", lambda value: type(value) in (int, float) and 0 <= value <= 1e9),
+    "Hours": (
+        "hours, from 1/60 (a minute) to 1e9",
+        lambda value: type(value) in (int, float) and 1 / 60 <= value <= 1e9,
+    ),
     "str": ("a string", lambda value: isinstance(value, str) and value),
     "tuple": ("a list of strings", lambda value: isinstance(value, list) and all(map(_KINDS["str"][1], value))),
     "Literal": ("one of max, sum", lambda value: value in ("max", "sum")),

@@ -360,6 +360,15 @@ def test_sockeyes_limits_come_with_badcjobs_and_only_the_name_of_a_site_is_neede
     assert planning.find_site("free.toml", tmp_path).billing.per_hour(4, 16, 24) == 32, "GPUs and cores cost nothing"
 
 
+@pytest.mark.parametrize("hours", ["0", "0.01", "-1", "nan", "inf", "true"])
+def test_a_time_limit_of_a_site_is_at_least_a_minute(tmp_path, hours):
+    for table, key in (("plan", "time_h"), ("limits", "time_h")):
+        (tmp_path / "x.toml").write_text(f'name = "x"\n[{table}]\n{key} = {hours}\n')
+        with pytest.raises(BadInput, match="1 mistake") as refused:
+            planning.find_site("x.toml", tmp_path)
+        assert refused.value.why.startswith(f"[{table}] {key} = ")
+
+
 def test_unknown_keys_and_wrong_values_are_named_all_at_once(tmp_path, pages):
     said = []
     files = {f"{number}.toml": text.partition("\n") for number, text in enumerate(FILES)}
