@@ -175,7 +175,7 @@ class Held(Exception):
         self.holder = holder
 
 
-@dataclass(slots=True)
+@dataclass
 class _Sight:
     """A rival lease, as it was at the first look, and for how long it has been silent."""
 

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -417,7 +417,7 @@ def end_leftovers(mark: str, name: str = TASK_MARK) -> int:
     return ended
 
 
-def _environ(process: psutil.Process) -> Mapping[str, str]:
+def _environ(process: psutil.Process) -> Environ:
     """Return the environment of a process; it is empty for a moment during exec."""
     environ = process.environ()
     for _ in range(_EXEC_TRIES):

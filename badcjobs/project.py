@@ -56,7 +56,7 @@ _OF_A_PLACE = ("region", "latitude", "longitude", "date")
 Settings = TypeVar("Settings", RunSettings, SubmitSettings, PlanSettings, ProbeSettings)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Project:
     """The checked settings of the project file and of ``--config``; options are added by ``make``."""
 
@@ -225,7 +225,7 @@ def _find_key_problem(key: str) -> str | None:
     return f": unknown key; did you mean {keys_by_name.get(similar, similar)}?"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Source:
     """A document and the keys of ``--config``, before the check."""
 

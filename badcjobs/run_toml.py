@@ -26,7 +26,7 @@ _LONGEST_COMMAND = 4000  # characters; about the limit of one line in a terminal
 Noun = TypeVar("Noun", ArrayShape, Billing)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FrozenRun:
     """The content of run.toml."""
 

@@ -16,7 +16,7 @@ from badcjobs.paths import shell_line, user_name
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Trust:
     """The user, and the files and folders that the user trusts."""
 

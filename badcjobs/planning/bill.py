@@ -7,7 +7,7 @@ workers the speed is interpolated, fewer than the fewest are slower in proportio
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
@@ -19,6 +19,7 @@ from badcjobs.planning.plan_speed import Measured, Speed, find_speed, read_off
 from badcjobs.planning.plan_survey import Lengths
 from badcjobs.planning.plan_tasks import PlanWish
 from badcjobs.planning.site import Site
+from badcjobs.seams import Environ
 from badcjobs.settings import PlanSettings, RunSettings, SubmitSettings
 from badcjobs.words import count, memory, three_digits
 from badcjobs.workers.chunk_audio import OVERLAP_S, WIDE_GRID_S
@@ -134,7 +135,7 @@ def usual_request(
     prefer: str,
     settings: RunSettings,
     site: Site,
-    environ: Mapping[str, str],
+    environ: Environ,
     cwd: Path,
     lengths: Lengths | None = None,
 ) -> Choice:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -40,7 +40,7 @@ from badcjobs.processes import Launcher
 from badcjobs.project import Project
 from badcjobs.report.rules import PROBLEM, WARNING
 from badcjobs.run_toml import FrozenRun, real_places
-from badcjobs.seams import Clock
+from badcjobs.seams import Clock, Environ
 from badcjobs.settings import (
     SETTINGS,
     RunSettings,
@@ -62,7 +62,7 @@ class CheckOrder(NamedTuple):
     """What ``badcjobs check`` looks at, and the machine and the folder in which it runs."""
 
     settings: RunSettings  # source (): there is no SOURCE
-    environ: Mapping[str, str]
+    environ: Environ
     clock: Clock
     cwd: Path
     submit: SubmitSettings = SubmitSettings()

@@ -20,7 +20,7 @@ _INDENT = 26
 _DETAILS = 1000  # lines of a remark: each file without audio is named
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Remark:
     """One remark; a problem (the job would fail or be refused) and a warning always come with a fix."""
 

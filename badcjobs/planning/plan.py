@@ -45,6 +45,7 @@ from badcjobs.planning.site import Site, find_site
 from badcjobs.project import Project
 from badcjobs.report.rules import PROBLEM
 from badcjobs.report.tables import WIDTH, Row, Table, columns, table_text
+from badcjobs.seams import Environ
 from badcjobs.settings import AUTO, PlanSettings, RunSettings, SubmitSettings
 from badcjobs.sources.badc_manifest import Manifest
 from badcjobs.sources.open import Sources, open_sources_of
@@ -84,9 +85,7 @@ class Planned(NamedTuple):
     written: Sequence[tuple[Path, Path]] = ()
 
 
-def plan_sources(
-    order: PlanOrder, environ: Mapping[str, str], cwd: Path, progress: Progress = lambda rows: None
-) -> Planned:
+def plan_sources(order: PlanOrder, environ: Environ, cwd: Path, progress: Progress = lambda rows: None) -> Planned:
     """Read the sources from end to end, and plan them; wrong input is refused before that."""
     site = find_site(order.site, cwd)
     settings = order.project.make(RunSettings, order.flags, "plan")
@@ -128,7 +127,7 @@ def _check_results(
     out: Path,
     settings: RunSettings,
     site: Site,
-    environ: Mapping[str, str],
+    environ: Environ,
 ) -> list[Remark]:
     """Return what is wrong with the folder of the results."""
     folder = look_at_folder(out, SystemClock(), write=False)

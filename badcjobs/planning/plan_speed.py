@@ -56,7 +56,7 @@ class Measured(NamedTuple):
     cut_s: float | None = None  # the length that recordings were cut to; 0: they were not; None: chunk_s
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Speed:
     """The speed of one GPU, without start-up; None: not measured."""
 

@@ -163,7 +163,7 @@ EXAMPLES = 20
 LONGEST_SHOWN = 3
 
 
-@dataclass(slots=True)
+@dataclass
 class Survey:
     """Counts of a source, chunk by chunk, with a few names as examples."""
 

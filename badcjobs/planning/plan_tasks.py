@@ -23,7 +23,7 @@ SLURMS_OWN_ARRAY = 1_000  # the default of MaxArraySize is 1001
 USUAL_TIME_H = 12  # as of badcjobs submit
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlanWish:
     """What the tasks of a plan are to be like; None: not set."""
 
@@ -85,7 +85,7 @@ def check_wish(wish: PlanWish, site: Site) -> None:
         ((wish.time_s or 0) / 3600, site.time_h, "hours", f"--time {clock(site.time_limit_s(hours))}"),
         (gpus, site.node_gpus, "GPUs on a node", f"--gpus-per-task {site.node_gpus}"),
         (wish.cpus, site.node_cpus, "cores on a node", f"--config submit.cpus={site.node_cpus}"),
-        (wish.mem_gb, site.node_memory_gb, "GB on a node", f"--config submit.mem={site.node_memory_gb}G"),
+        (wish.mem_gb, site.node_memory_gb, "GB on a node", f"--config submit.mem={int(site.node_memory_gb or 0)}G"),
         (gpus * hours, most_gpu_hours, "GPU-hours", f"--time {clock(site.time_limit_s(most_gpu_hours / gpus))}"),
     ):
         if amount and most and amount > most:

@@ -23,7 +23,7 @@ from badcjobs.planning.findings import FINE, Remark, fine, problem
 from badcjobs.planning.plan_survey import Lengths, Progress, check_places, check_survey, read_sources, to_facts
 from badcjobs.planning.site import Site
 from badcjobs.report.completeness import open_placed_sources
-from badcjobs.seams import Clock, Unanswered
+from badcjobs.seams import Clock, Environ, Unanswered
 from badcjobs.settings import SETTINGS, RunSettings
 from badcjobs.sources.open import Sources
 from badcjobs.sources.places import placing_options
@@ -77,7 +77,7 @@ class ModuleFacts(NamedTuple):
     command: bool = True  # whether there is a module command at all
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SourceFacts:
     """A source that was read to its end."""
 
@@ -90,7 +90,7 @@ class SourceFacts:
     document: Mapping[str, Any] = field(default_factory=dict)  # for JSON
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Job:
     """The job that is checked, and everything that the rules know about it; None: not asked, unknown, or not there."""
 
@@ -183,7 +183,7 @@ def look_at_folder(path: Path, clock: Clock, *, write: bool) -> FolderFacts:
     )
 
 
-def home_folder(environ: Mapping[str, str]) -> str:
+def home_folder(environ: Environ) -> str:
     """Return the user's home, with all links followed."""
     return os.path.realpath(environ.get("HOME") or "/nonexistent")
 
@@ -206,7 +206,7 @@ def _try_writing(folder: Path, clock: Clock) -> tuple[str | None, float | None]:
     return None, (written_ms - nearest_ms) / 1000
 
 
-def query_slurm(environ: Mapping[str, str]) -> SlurmFacts | None:
+def query_slurm(environ: Environ) -> SlurmFacts | None:
     """Ask scontrol for its settings; None: there is no Slurm here."""
     try:
         text = slurm_programs.show_settings(environ)
@@ -230,7 +230,7 @@ def parse_trial(exit_code: int, said: str) -> tuple[str, ...] | None:
     return (refusal, *(line for line in lines if refusal not in line))
 
 
-def load_modules(names: tuple[str, ...], environ: Mapping[str, str]) -> ModuleFacts:
+def load_modules(names: tuple[str, ...], environ: Environ) -> ModuleFacts:
     """Load modules in a login shell of its own, as a job script would."""
     try:
         done = subprocess.run(
@@ -252,7 +252,7 @@ def load_modules(names: tuple[str, ...], environ: Mapping[str, str]) -> ModuleFa
     return ModuleFacts(names, message, command=done.returncode != _NOT_FOUND)
 
 
-def look_at_gpus(environ: Mapping[str, str], clock: Clock, stand_in: StandIn) -> GpuFacts:
+def look_at_gpus(environ: Environ, clock: Clock, stand_in: StandIn) -> GpuFacts:
     """Read the devices of this machine, or those that replace them."""
     in_job = is_in_slurm(environ)
     with open_devices(environ, clock, stand_in) as sight:

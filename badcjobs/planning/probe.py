@@ -62,8 +62,8 @@ class ProbeEnd(NamedTuple):
     exit_code: int
     probes: Sequence[Probed]
     store: Path
-    problems: Sequence[BadcjobsError] = ()
-    notes: Sequence[str] = ()
+    problems: Sequence[BadcjobsError]
+    notes: Sequence[str]
 
 
 def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
@@ -84,8 +84,8 @@ def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
         store = open_store(order, world)
         searches = list(make_searches(order, grant, engine, allocation.cpus or world.cores, store))
         if all(search.is_over for search in searches):
-            notes = ("already known; --again repeats the trials",)
-            return ProbeEnd(ExitCode.DONE, [search.keep() for search in searches], store.file, notes=notes)
+            notes = ["already known; --again repeats the trials"]
+            return ProbeEnd(ExitCode.DONE, [search.keep() for search in searches], store.file, [], notes)
 
         now_ms = world.clock.now_ms()
         left_s = order.most_s

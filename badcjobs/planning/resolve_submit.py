@@ -32,9 +32,9 @@ class SubmitWish(NamedTuple):
     project: Project
     cwd: Path
     environ: Environ
-    again: bool = False  # --again
-    mistakes: Sequence[str] = ()  # in the options
-    progress: Callable[[int], None] = lambda rows: None
+    again: bool  # --again
+    mistakes: Sequence[str]  # in the options
+    progress: Callable[[int], None]
 
     @property
     def out(self) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from badcjobs.errors import BadInput, NotHere
 from badcjobs.model import Billing, StandIn
 from badcjobs.project import Project
 from badcjobs.seams import Environ
-from badcjobs.settings import OPTIONS_ONLY, SETTINGS, Setting, read_toml, to_toml
+from badcjobs.settings import OPTIONS_ONLY, SETTINGS, Setting, convert, find_problem, read_toml, to_toml
 from badcjobs.trust import Trust
 from badcjobs.words import count
 
@@ -98,16 +98,13 @@ _TABLES = {
 }
 _FIELDS = Site.__dataclass_fields__
 # type of the field → what a value must be
-_KINDS: dict[str, tuple[str, Callable[[Any], object]]] = {
-    "int": ("a whole number from 1 to 1e9", lambda value: type(value) is int and 0 < value <= 1e9),
-    "float": ("a number from 0 to 1e9", lambda value: type(value) in (int, float) and 0 <= value <= 1e9),
-    "Hours": (
-        "hours, from 1/60 (a minute) to 1e9",
-        lambda value: type(value) in (int, float) and 1 / 60 <= value <= 1e9,
-    ),
-    "str": ("a string", lambda value: isinstance(value, str) and value),
-    "tuple": ("a list of strings", lambda value: isinstance(value, list) and all(map(_KINDS["str"][1], value))),
-    "Literal": ("one of max, sum", lambda value: value in ("max", "sum")),
+_KINDS = {
+    "int": Setting("count", "", least=1, most=1e9),
+    "float": Setting("number", "", least=0, most=1e9),
+    "Hours": Setting("number", "", least=1 / 60, most=1e9),  # Slurm counts minutes
+    "str": Setting("text", "", check=lambda text: None if text else "must not be empty"),
+    "tuple": Setting("texts", "", check=lambda texts: None if all(texts) else "must not have an empty string"),
+    "Literal": Setting("text", "", among=("max", "sum")),
 }
 
 
@@ -157,8 +154,9 @@ def parse_site(document: Mapping[str, Any], where: str) -> Site:
     values: dict[str, Any] = {}
     for table, content in document.items():
         if table in ("name", "about"):
-            if not _KINDS["str"][1](content):
-                mistakes.append(f"{table} must be a string")
+            problem = find_problem(_KINDS["str"], content)
+            if problem:
+                mistakes.append(f"{table} {problem}")
         elif table not in _TABLES:
             mistakes.append(f"unknown key {table}; known are name, about, [{'], ['.join(_TABLES)}]")
         elif not isinstance(content, dict):
@@ -188,11 +186,11 @@ def _parse_table(
             mistakes.append(f"[{table}] {key}: unknown key; known are {', '.join(_TABLES[table])}")
             continue
         field = _TABLES[table][key]
-        requirement, fits = _KINDS[re.split(r"\W", str(_FIELDS[field].type))[0]]
-        if fits(value):
-            values[field] = tuple(value) if isinstance(value, list) else value
-        else:
-            mistakes.append(f"[{table}] {key} = {value!r} must be {requirement}")
+        setting = _KINDS[re.split(r"\W", str(_FIELDS[field].type))[0]]
+        values[field] = convert(setting, value)
+        problem = find_problem(setting, values[field])
+        if problem:
+            mistakes.append(f"[{table}] {key} = {to_toml(value)} {problem}")
     return values
 
 
