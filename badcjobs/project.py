@@ -21,6 +21,7 @@ from badcjobs.model import (
     AlertLimits,
     NamePattern,
     ProjectPlaces,
+    known_values,
     parse_patterns,
     parse_place,
     parse_time_zone,
@@ -158,7 +159,7 @@ class Project:
         table = next(name for name, settings in TABLES.items() if settings is kind)
         mistakes = [] if collect is None else collect
         values = dict(self.values.get(table, {}))
-        options = {key: value for key, value in flags.items() if value is not None}
+        options = known_values(flags)
         values |= check_values(table, options, lambda key: SETTINGS[table][key].option, mistakes)
         of_project = {}
         if kind is RunSettings:
@@ -184,7 +185,7 @@ class Project:
         more = {key: value for key, value in self.keys.items() if key.startswith(_MORE_OF_RUN)}
         without_run = replace(self, keys=absolute_paths(more, "", cwd))
         options = {key[4:]: value for key, value in self.keys.items() if key.startswith("run.")}
-        options |= {key: value for key, value in flags.items() if value is not None}
+        options |= known_values(flags)
         return [
             *(f"--config={word}" for word in without_run.words()),
             *option_words(absolute_paths(options, "run", cwd)),

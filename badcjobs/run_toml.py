@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from badcjobs.errors import BadInput
 from badcjobs.masking import mask_value, mask_words, write_new_text
-from badcjobs.model import ArrayShape, Billing, Cutting
+from badcjobs.model import ArrayShape, Billing, Cutting, known_values
 from badcjobs.paths import is_there, shell_line
 from badcjobs.project import Project
 from badcjobs.settings import SETTINGS, RunSettings, absolute_paths, option_words, read_toml, to_toml
@@ -45,7 +45,7 @@ class FrozenRun:
             del frozen["overlap"]  # without effect
         values = absolute_paths(frozen, "run", cwd)
         return cls(
-            settings={key: value for key, value in values.items() if value is not None},
+            settings=known_values(values),
             array=array,
             recordings=settings.recordings,
             billing=settings.billing,

@@ -77,7 +77,6 @@ class More(Protocol):
 
         ``idle``: how many the session could start immediately; near the end of the work it gets no more than that.
         """
-        ...
 
 
 def nothing_more(wanted: int, *, idle: int = 0) -> Sequence[Chunk]:
@@ -126,24 +125,19 @@ class Engine(Protocol):
     @property
     def version(self) -> str | None:
         """The version of this engine; None: not known."""
-        ...
 
     @property
     def wants(self) -> int:
         """How many chunks a session should hold: a few if it calls ``more``, else a full batch."""
-        ...
 
     def check(self) -> None:
         """Raise NotHere if this engine cannot run on this machine."""
-        ...
 
     def chunks_at_once(self, plan: WorkerPlan) -> int:
         """Return how many chunks one worker processes at the same time."""
-        ...
 
     def open(self, plan: WorkerPlan, scratch: Path) -> Session:
         """Start a session on one device; ``scratch`` is a node-local folder of its worker."""
-        ...
 
 
 class Unanswered(Exception):

@@ -422,7 +422,7 @@ def read_stats(
     duration_s: float,
 ) -> Stats:
     """Return the statistics of a recorder's file or a task database; all values are None if it cannot be read."""
-    stats: dict[str, Any] = {}
+    stats: Stats = {}
     for device_id, device in devices:
         name = device.token if device.index is None else str(device.index)
         if name in stats:  # MIG slices of one GPU share its index
@@ -433,7 +433,7 @@ def read_stats(
     return {"monitoring_duration_seconds": duration_s, "sample_count": count, "gpu_stats": stats}
 
 
-def _device_stats(uri: str | None, device_id: int, device: Device) -> dict[str, Any]:
+def _device_stats(uri: str | None, device_id: int, device: Device) -> Stats:
     used_bytes = _counts(uri, device_id, "memory_used_bytes")
     total_bytes = device.memory_total_bytes
     used_percent = {}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from badcjobs.model.devices import known_values
 from badcjobs.words import count, memory
 
 
@@ -151,7 +152,7 @@ class Decision:
     @classmethod
     def of(cls, code: Code, subject: str | None = None, /, **figures: Any) -> Decision:
         """Return a decision; figures that are None are not known, and left out."""
-        return cls(code, subject, {name: value for name, value in figures.items() if value is not None})
+        return cls(code, subject, known_values(figures))
 
     @property
     def reason(self) -> str:

@@ -153,6 +153,11 @@ def not_none(values: Iterable[T | None]) -> list[T]:
     return [value for value in values if value is not None]
 
 
+def known_values(values: Mapping[str, T | None]) -> dict[str, T]:
+    """Return the values that are known, by name."""
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def load_word(utilization_percent: float | None) -> str | None:
     """Return a word for the load of a device; None: not known."""
     if utilization_percent is None:
@@ -237,9 +242,9 @@ class ChartData(NamedTuple):
 
     # Reads a device by its device_id (those of all devices may not fit into memory), and whether its task no longer
     # runs: then its unfinished attempts are lost.
-    stretches: Callable[[int, bool], Stretches | None] = lambda device_id, is_given_up: None
-    sets_of_settings: int = 0  # how many different settings the tasks had
-    versions: tuple[str, ...] = ()  # of badcjobs, used by the tasks
+    stretches: Callable[[int, bool], Stretches | None]
+    sets_of_settings: int  # how many different settings the tasks had
+    versions: tuple[str, ...]  # of badcjobs, used by the tasks
 
 
 # --- alerts -----------------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 
+from badcjobs.model.devices import known_values
+
 _REGION = re.compile(r"[A-Z]{2}(-[A-Z0-9]{1,3}){0,2}")
 _DATE = re.compile(r"(\d{4})(-?)(\d{2})\2(\d{2})([T ].*)?")
 _LIMITS = {"latitude": 90.0, "longitude": 180.0}
@@ -50,7 +52,7 @@ class ProjectPlaces:
 def _to_keys(place: Place) -> dict[str, object]:
     values = {"region": place.region, "latitude": place.latitude, "longitude": place.longitude}
     values["date"] = place.recorded_on
-    return {key: value for key, value in values.items() if value is not None}
+    return known_values(values)
 
 
 @dataclass(slots=True)

@@ -19,7 +19,6 @@ from badcjobs.cluster.job_script import (
     ARGUMENTS,
     BatchScript,
     Call,
-    ParsedWords,
     Parser,
     read_script,
     read_text,
@@ -29,7 +28,7 @@ from badcjobs.cluster.sbatch_options import Asked, parse_array
 from badcjobs.devices import allocation
 from badcjobs.devices.slurm_programs import test_script
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, SlowStart
-from badcjobs.model import ArrayShape, not_none
+from badcjobs.model import ArrayShape, known_values, not_none
 from badcjobs.paths import RunFolder, shell_line, user_cache
 from badcjobs.planning import job_rules, place_rules, preflight_facts
 from badcjobs.planning.findings import Remark, fine, not_checked, problem, warning, worst_first
@@ -65,16 +64,16 @@ class CheckOrder(NamedTuple):
     environ: Environ
     clock: Clock
     cwd: Path
+    site: str | None
+    quick: bool
+    progress: Callable[[int], None]
+    parse: Parser  # parses the words after badcjobs
+    prefer: str  # of [plan]
+    trust: Trust | None
+    site_trust: Trust | None  # None: the user named the site
     submit: SubmitSettings = SubmitSettings()
-    site: str | None = None
     script: str | None = None
     run_words: tuple[str, ...] = ()  # options of run, for the script
-    quick: bool = False
-    progress: Callable[[int], None] = lambda rows: None
-    parse: Parser = lambda words: ParsedWords()  # parses the words after badcjobs
-    prefer: str = "cheapest"  # of [plan]
-    trust: Trust | None = None
-    site_trust: Trust | None = None  # None: the user named the site
 
 
 class Checked(NamedTuple):
@@ -150,10 +149,7 @@ def _read_request(order: CheckOrder) -> tuple[BatchScript | None, Asked]:
         gpus = 1 if submit.gpus_per_task is None else submit.gpus_per_task
         submit = replace(submit, gpus_per_task=gpus, time=submit.time or "12:00:00")
     account = allocation.sbatch_options(order.environ).get("account")
-    options = {}
-    if account is not None:
-        options["account"] = account
-    options |= sbatch_options.read_options(sbatch_options.submit_words(submit))
+    options = known_values({"account": account}) | sbatch_options.read_options(sbatch_options.submit_words(submit))
     mistakes: list[str] = []
     request = sbatch_options.read_request(options, mistakes).asked
     refuse(mistakes, "badcjobs check … --time 12:00:00 --mem 16G")

@@ -20,7 +20,7 @@ _INDENT = 26
 _DETAILS = 1000  # lines of a remark: each file without audio is named
 
 
-@dataclass(frozen=True)
+@dataclass
 class Remark:
     """One remark; a problem (the job would fail or be refused) and a warning always come with a fix."""
 
@@ -33,8 +33,8 @@ class Remark:
 
     def __post_init__(self) -> None:
         """Hide secrets, and what would steer a terminal: a remark may quote a line of a script."""
-        object.__setattr__(self, "text", plain(mask(self.text)))
-        object.__setattr__(self, "fix", self.fix and plain(mask(self.fix)))
+        self.text = plain(mask(self.text))
+        self.fix = self.fix and plain(mask(self.fix))
 
     def to_dict(self) -> dict[str, Any]:
         """Return it for a JSON document."""

@@ -159,19 +159,19 @@ def with_needs(
     usual = SubmitSettings(gpus_per_task=gpus, cpus=request.cpus_per_node)
     if request.cpus_per_node:
         prefer = FASTEST
-    needed_gb = usual_request(usual, prefer, settings, job.site, environ, cwd).mem_gb
+    job = replace(job, needed_gb=usual_request(usual, prefer, settings, job.site, environ, cwd).mem_gb)
     declares_memory = traits_of(settings.engine).memory_per_worker is not None
     lengths = None if job.source is None else job.source.lengths
     workers_known = settings.workers_wanted or (declares_memory and lengths)
     if not workers_known or not request.gpus_per_task:
-        return replace(job, needed_gb=needed_gb)
+        return job
 
     settings = replace(settings, workers_per_gpu=str(settings.workers_wanted or 1))
     least = usual_request(SubmitSettings(gpus_per_task=gpus), FASTEST, settings, Site(""), environ, cwd, lengths)
-    job = replace(job, needed_gb=needed_gb, workers=least.gpus * least.workers)
+    job = replace(job, workers=least.gpus * least.workers)
     if not declares_memory:
         return job
-    return replace(job, needed_gb=max(needed_gb, least.mem_gb), workers_gb=least.mem_gb)
+    return replace(job, needed_gb=max(job.needed_gb, least.mem_gb), workers_gb=least.mem_gb)
 
 
 def _check_workers(job: Job) -> Iterator[Remark]:

@@ -88,14 +88,6 @@ class CampaignPlan(NamedTuple):
         return sum(wave.running_s for wave in self.waves)
 
     @property
-    def parallel(self) -> int | None:
-        """How many tasks run at a time; None: as many as there are."""
-        tasks = self.wish.parallel
-        if tasks and tasks < self.waves[0].tasks:
-            return tasks
-        return None
-
-    @property
     def files(self) -> int:
         """How many files the campaign leaves at most."""
         return self.tasks * FILES_PER_TASK + len(self.waves) * FILES_PER_JOB

@@ -66,13 +66,13 @@ class PlanOrder(NamedTuple):
     """What ``badcjobs plan`` was given; None: not set."""
 
     flags: Mapping[str, Any]  # options of run by key: source, root, engine, chunk_length, …
-    project: Project = Project()
-    submit: SubmitSettings = SubmitSettings()
-    plan: PlanSettings = PlanSettings()
-    site: str | None = None
-    rate: float | None = None
-    speed_from: Path | None = None
-    out: Path | None = None  # for shards and scripts
+    project: Project
+    submit: SubmitSettings
+    plan: PlanSettings
+    site: str | None
+    rate: float | None
+    speed_from: Path | None
+    out: Path | None  # for shards and scripts
 
 
 class Planned(NamedTuple):
@@ -85,7 +85,7 @@ class Planned(NamedTuple):
     written: Sequence[tuple[Path, Path]] = ()
 
 
-def plan_sources(order: PlanOrder, environ: Environ, cwd: Path, progress: Progress = lambda rows: None) -> Planned:
+def plan_sources(order: PlanOrder, environ: Environ, cwd: Path, progress: Progress) -> Planned:
     """Read the sources from end to end, and plan them; wrong input is refused before that."""
     site = find_site(order.site, cwd)
     settings = order.project.make(RunSettings, order.flags, "plan")
@@ -206,7 +206,7 @@ def write_plan(
                 writer.writerows(islice(lines, share.rows))
         (draft / name / "tasks.txt").write_text("".join(f"{target / name / shard}\n" for shard in shards), "utf-8")
         values = {
-            "array": range_of(wave.tasks, plan.parallel),
+            "array": range_of(wave.tasks, plan.wish.parallel),
             "time": clock(plan.sizing.time_s),
             "gpus-per-node": plan.sizing.gpus,
             "cpus-per-task": plan.choice.cpus,
@@ -273,16 +273,8 @@ def plan_text(planned: Planned, width: int = WIDTH) -> str:
     for label, text in (*_work_lines(planned), *_task_lines(plan)):
         lines += folded(label, text, _INDENT, width)
     for remark in worst_first(plan.remarks):
-        lines += [
-            "",
-            *folded(
-                remark.severity,
-                f"{remark.subject}: {remark.text}",
-                _INDENT,
-                width,
-            ),
-        ]
-        lines += below(remark, _INDENT)
+        text = f"{remark.subject}: {remark.text}"
+        lines += ["", *folded(remark.severity, text, _INDENT, width), *below(remark, _INDENT)]
     return "\n".join([*lines, *_written_lines(planned, width)])
 
 

@@ -129,13 +129,6 @@ class Lengths:
             return None
         return self.longest_ms / 1000
 
-    @property
-    def total_s(self) -> float | None:
-        """All of them together; None: nothing is known to guess the unknown ones by."""
-        if self.unknown and not self.guess_ms:
-            return None
-        return self.total_ms / 1000
-
     def held_s(self, many: int) -> float:
         """Return the mean length of so many chunks that are in progress together: a task begins with the longest."""
         longest = self._longest_ms[:many]

@@ -45,11 +45,11 @@ class FolderFacts(NamedTuple):
     real: str  # with all links followed
     filesystem: str  # in words: "lustre, shared"
     shared: bool  # visible on other machines, or not known
-    refusal: str | None = None  # why nothing can be written there from here
-    missing: bool = False  # it would be made
-    free_bytes: int | None = None
-    free_files: int | None = None
-    skew_s: float | None = None  # its filesystem's clock minus ours
+    refusal: str | None  # why nothing can be written there from here
+    missing: bool  # it would be made
+    free_bytes: int | None
+    free_files: int | None
+    skew_s: float | None  # its filesystem's clock minus ours
 
 
 class SlurmFacts(NamedTuple):
@@ -66,7 +66,7 @@ class GpuFacts(NamedTuple):
     names: Sequence[str]
     backend: str
     why: str
-    in_job: bool = False
+    in_job: bool
 
 
 class ModuleFacts(NamedTuple):
@@ -82,12 +82,12 @@ class SourceFacts:
     """A source that was read to its end."""
 
     chunks: int
-    manifests_listed: int | None = None
-    has_places: bool = False
+    manifests_listed: int | None
+    has_places: bool
+    document: Mapping[str, Any]  # for JSON
     audio_s: float | None = None
     bytes: int | None = None
     lengths: Lengths | None = field(default=None, repr=False)  # None: no file was looked at
-    document: Mapping[str, Any] = field(default_factory=dict)  # for JSON
 
 
 @dataclass(frozen=True)
@@ -270,7 +270,7 @@ def check_source(
     cwd: Path,
     *,
     progress: Progress,
-    quick: bool = False,
+    quick: bool,
 ) -> tuple[SourceFacts | None, list[Remark]]:
     """Read every row and look at every file, as a plan does; ``quick``: look at no file.
 
@@ -313,7 +313,7 @@ def _count_chunks(sources: Sources, progress: Progress) -> tuple[SourceFacts, li
         rows,
         sources.manifests_listed,
         sources.places is not None,
-        document=document,
+        document,
     )
     text = f"{count(rows, 'chunk')}; --quick: no audio file was opened"
     remarks = [fine("source", line) for line in (text, *notes)]
@@ -325,7 +325,7 @@ def _look_at_files(sources: Sources, progress: Progress) -> tuple[SourceFacts | 
     survey = read_sources(sources, progress, needs_audio=True)
     lengths = survey.lengths
     size = survey.walk.size
-    audio_s = lengths.total_s
+    audio_s = None if lengths.longest_s is None else lengths.total_ms / 1000
     hours = number(audio_s and audio_s / 3600)
     text = f"{count(lengths.rows, 'chunk')}, {hours} hours of audio in {count(size.files, 'file')}"
     if size.total_bytes is not None:
@@ -337,10 +337,10 @@ def _look_at_files(sources: Sources, progress: Progress) -> tuple[SourceFacts | 
         lengths.rows,
         sources.manifests_listed,
         sources.places is not None,
+        {"stats": True, "audio_s": audio_s, **to_facts(survey)},
         audio_s=audio_s,
         bytes=size.total_bytes,
         lengths=lengths,
-        document={"stats": True, "audio_s": audio_s, **to_facts(survey)},
     )
     return facts, remarks
 

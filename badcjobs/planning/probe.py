@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import signal
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ import psutil
 from badcjobs.devices.allocation import Grant, requested_memory_bytes
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
 from badcjobs.model import FITS, Allocation, Probed, ProbeKey, Trial, WorkerPlan, not_none
-from badcjobs.paths import RunFolder
+from badcjobs.paths import LocalFolder, RunFolder
 from badcjobs.planning.probe_search import Bounds, ProbeStep, evaluate, next_step, usual_is_over
 from badcjobs.planning.probe_trial import Bench, TrialRun, Trouble, count_rounds, is_too_short, prepare_sounds
 from badcjobs.processes import end_leftovers
@@ -50,10 +51,10 @@ class ProbeOrder(NamedTuple):
     """What ``badcjobs probe`` was given."""
 
     settings: RunSettings  # the engine, the devices, and the audio as its source
-    probe: ProbeSettings = ProbeSettings()
-    most_s: float = 600.0  # time limit
-    store: Path | None = None  # None: in the user's cache
-    again: bool = False  # discard earlier results
+    probe: ProbeSettings
+    most_s: float  # time limit
+    store: Path | None  # None: in the user's cache
+    again: bool  # discard earlier results
 
 
 class ProbeEnd(NamedTuple):
@@ -72,8 +73,7 @@ def run_probe(order: ProbeOrder, world: World) -> ProbeEnd:
     settings = replace(order.settings, keep_raw=False, workers_per_gpu=workers)
     cutter = AudioCutter(world.environ.get("PATH"))
     allocation = read_allocation(world)
-    with make_work_folder(allocation) as folder:
-        work_folder = Path(folder)
+    with make_work_folder(allocation) as work_folder:
         (work_folder / "memory").mkdir()
         paths = [world.cwd / path for path in settings.source]
         sounds = prepare_sounds(paths, cutter, work_folder, order.probe.lengths_s[1])
@@ -111,22 +111,15 @@ def _conclude(searches: Sequence[ModelSearch], stop: StopRequest, store: Path) -
     return ProbeEnd(exit_code, probes, store, problems, notes)
 
 
-def make_work_folder(allocation: Allocation) -> tempfile.TemporaryDirectory[str]:
+@contextmanager
+def make_work_folder(allocation: Allocation) -> Iterator[Path]:
     """Make a temporary folder on the node."""
+    parent = Path(allocation.local_dir or tempfile.gettempdir())
+    folder = LocalFolder.create(parent, "badcjobs-probe-").path
     try:
-        return tempfile.TemporaryDirectory(
-            "",
-            "badcjobs-probe-",
-            allocation.local_dir,
-            ignore_cleanup_errors=True,
-        )
-    except OSError as error:
-        what = f"no temporary folder can be made in {error.filename}"
-        raise BadInput(
-            what,
-            why=error.strerror,
-            fix="export TMPDIR=/a/local/folder",
-        ) from error
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def find_grant(settings: RunSettings, world: World) -> Grant:

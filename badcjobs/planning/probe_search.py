@@ -13,15 +13,15 @@ from badcjobs.model import FITS, NO_START, TOO_LONG, ProbeKey, ProbeResult, Tria
 from badcjobs.words import count, memory, three_digits
 
 Trials = Sequence[Trial]
+_SHORTEST_S = 3.0  # HawkEars uses windows of 3 s
+_TOLERANCE = 0.05  # relative distance between what fits and what does not
 
 
 class Bounds(NamedTuple):
     """Where a search begins and ends."""
 
-    start_s: float = 60.0
-    longest_s: float = 3600.0
-    shortest_s: float = 3.0  # HawkEars uses windows of 3 s
-    tolerance: float = 0.05  # relative distance between what fits and what does not
+    start_s: float
+    longest_s: float
 
 
 class ProbeStep(NamedTuple):
@@ -84,11 +84,11 @@ def _next_length(trials: Trials, bounds: Bounds, *, lean: bool) -> float | None:
         return min(longer_s, bounds.longest_s)
     if fits_s is None:
         shorter_s = three_digits(too_long_s / 2)
-        if shorter_s < bounds.shortest_s:
+        if shorter_s < _SHORTEST_S:
             return None
         return shorter_s
     middle_s = three_digits(math.sqrt(fits_s * too_long_s))  # on a scale of ratios
-    if too_long_s <= fits_s * (1 + bounds.tolerance) or not fits_s < middle_s < too_long_s:
+    if too_long_s <= fits_s * (1 + _TOLERANCE) or not fits_s < middle_s < too_long_s:
         return None
     return middle_s
 

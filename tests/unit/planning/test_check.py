@@ -26,6 +26,10 @@ from support.source_files import read_cases, write_files
 
 DATA = Path(__file__).parents[2] / "data"
 PARSE = make_parser(typer.main.get_command(app))
+USUAL_ORDER = {
+    "site": None, "quick": False, "progress": lambda rows: None, "parse": PARSE, "prefer": "cheapest", "trust": None,
+    "site_trust": None,
+}  # fmt: skip
 SCRIPT = (DATA / "usual_job.sbatch").read_text()
 MERGE = "#!/bin/bash\n#SBATCH --account=st-lab-1-gpu\nmodule load gcc\nexec badcjobs merge results\n"
 
@@ -75,10 +79,11 @@ class LoginNode:
         out = Path(options["out"]) if "out" in options else None
         settings = RunSettings(source=tuple(options.get("source", "").split()), out=out, **more)  # type: ignore[arg-type]
         (self.here / name).write_bytes(script.encode("latin-1" if "\xe9" in script else "utf-8"))
-        return check(CheckOrder(
-            settings, environ, SystemClock(), self.here, SubmitSettings(**submit),
-            options.get("site", "sockeye.toml") or None, None if "submit" in options else name,
-            tuple(options.get("run_words", "").split()), "quick" in options, parse=PARSE,
+        order = CheckOrder(settings, environ, SystemClock(), self.here, **USUAL_ORDER)
+        return check(order._replace(
+            submit=SubmitSettings(**submit), site=options.get("site", "sockeye.toml") or None,
+            script=None if "submit" in options else name, run_words=tuple(options.get("run_words", "").split()),
+            quick="quick" in options,
         ))  # fmt: skip
 
     def plain(self, text):
@@ -176,7 +181,8 @@ def test_memory_that_cannot_hold_the_longest_recording_is_found(tmp_path):
     settings = RunSettings(source=("long.wav",), out=Path("out"))
 
     def said_about_memory(settings=settings, **submit):
-        order = CheckOrder(settings, {"HOME": str(tmp_path)}, SystemClock(), tmp_path, SubmitSettings(**submit))
+        order = CheckOrder(settings, {"HOME": str(tmp_path)}, SystemClock(), tmp_path, **USUAL_ORDER)
+        order = order._replace(submit=SubmitSettings(**submit))
         return [(one.severity, one.text, one.fix[:8]) for one in check(order).findings if one.subject == "memory"]
 
     text = "7 GB may not hold 1 worker, which may need 9"
@@ -184,7 +190,8 @@ def test_memory_that_cannot_hold_the_longest_recording_is_found(tmp_path):
     assert said_about_memory(mem="9G") == said_about_memory(replace(settings, chunk_length_s=294.0)) == []
     assert said_about_memory(replace(settings, engine="demo")) == []
     many = replace(settings, chunk_length_s=294.0, workers_per_gpu="40")
-    found = check(CheckOrder(many, {}, SystemClock(), tmp_path, SubmitSettings(cpus=2, mem="4G"))).findings
+    order = CheckOrder(many, {}, SystemClock(), tmp_path, **USUAL_ORDER)
+    found = check(order._replace(submit=SubmitSettings(cpus=2, mem="4G"))).findings
     assert [
         (one.severity, one.text, one.fix.split("   ")[0]) for one in found if one.subject in ("memory", "cores")
     ] == [
@@ -199,7 +206,8 @@ def test_the_advice_about_cost_leaves_the_workers_that_the_request_means_their_m
     def advice(site, cpus, mem="9G", **settings):
         given = RunSettings(out=Path("out"), **settings)
         submit = SubmitSettings(gpus_per_task=4, cpus=cpus, mem=mem)
-        found = check(CheckOrder(given, {}, SystemClock(), tmp_path, submit, site)).findings
+        order = CheckOrder(given, {}, SystemClock(), tmp_path, **USUAL_ORDER)
+        found = check(order._replace(submit=submit, site=site)).findings
         return [one.fix and one.fix.split("   ")[0] for one in found if one.subject in ("billing", "cores")]
 
     cut = {"chunk_length_s": 294.0}
@@ -247,8 +255,9 @@ def test_nothing_that_check_says_about_a_script_is_false(tmp_path, pages):
         (work / "job.sbatch").write_text(text, newline="")
         places = {"HOME": f"{tmp_path}/home", "XDG_CACHE_HOME": f"{tmp_path}/scratch/cache"}
         here = {**places, "PATH": f"{tmp_path}/bin", **environ}
-        where = (here, SystemClock(), work, SubmitSettings(**submit), f"{tmp_path}/site.toml", "job.sbatch")
-        checked = check(CheckOrder(RunSettings(), *where, parse=PARSE))
+        order = CheckOrder(RunSettings(), here, SystemClock(), work, **USUAL_ORDER)
+        submitted, rules = SubmitSettings(**submit), f"{tmp_path}/site.toml"
+        checked = check(order._replace(submit=submitted, site=rules, script="job.sbatch"))
         said.append(f"{name} → exit code {checked.exit_code}")
         for one in checked.findings:
             if one.severity != "fine" or (one.subject in UNCHECKED and one.text.startswith("not checked")):
@@ -261,7 +270,10 @@ SITES = {
     "mine": Site("mine"),
     "sum": Site("sum", bill_cpu=1, bill_memory_gb=1, bill_gpu=10, node_memory_gb=100),
 }
-SCRATCH = planning.FolderFacts("/scratch/lab/july", "/scratch/lab/july", "lustre, shared", shared=True)
+SCRATCH = planning.FolderFacts(
+    "/scratch/lab/july", "/scratch/lab/july", "lustre, shared", shared=True, refusal=None, missing=False,
+    free_bytes=None, free_files=None, skew_s=None,
+)  # fmt: skip
 START = Call(9, "badcjobs run m.csv --out o", before=("exec",))
 BATCH = BatchScript(
     "job.sbatch", {"open-mode": "append"}, signal=parse_signal("B:USR1@180"), call=START, modules=("gcc", "cuda")
@@ -269,8 +281,8 @@ BATCH = BatchScript(
 USUAL = {  # where only a part of a fact is given
     "script": BATCH, "slurm": planning.SlurmFacts(),
     "merge": replace(BATCH, call=replace(START, command="merge")),
-    "gpus": planning.GpuFacts((), "nvml", "it says why"),
-    "source": planning.SourceFacts(0),
+    "gpus": planning.GpuFacts((), "nvml", "it says why", in_job=False),
+    "source": planning.SourceFacts(0, None, has_places=False, document={}),
     "modules": planning.ModuleFacts(("gcc", "cuda")), "site": Site(""),
 }  # fmt: skip
 WRONG = (Mistake("line 3: sbatch has no option --x", "#SBATCH --y"),)

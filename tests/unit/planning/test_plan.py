@@ -192,8 +192,7 @@ def test_a_plan_has_null_for_what_is_not_known():
     assert document["speed"]["curve"] == [[None, 400.0]]
     assert document["speed"]["bytes_per_s"] is document["gpus_at_a_time"] is document["billed_units"] is None
     assert document["source"]["longest_s"] == 30.0
-    unknown = survey_of(None)
-    assert planning.to_facts(unknown)["longest_s"] is unknown.lengths.total_s is None
+    assert planning.to_facts(survey_of(None))["longest_s"] is None
 
 
 def test_shares_are_balanced_by_length_and_times_rounded_up_to_five_minutes_or_half_hours():
@@ -230,7 +229,7 @@ def test_a_plan_says_what_it_takes_why_and_what_is_odd_or_is_refused_with_what_c
         tasks = document["tasks"]
         source = {key: value for key, value in document["source"].items() if value}
         keys = ("gpu_hours", "start_up_gpu_hours", "asked_gpu_hours", "running_s")
-        waves = f"{[wave.tasks for wave in plan.waves]}, {plan.parallel} tasks, {plan.gpus} GPUs ({plan.gpus_why})"
+        waves = f"{[wave.tasks for wave in plan.waves]}, {plan.wish.parallel} tasks, {plan.gpus} GPUs ({plan.gpus_why})"
         shares = [tasks[key] for key in ("rows_least", "rows_most", "audio_hours_least", "audio_hours_most")]
         parts = re.split(r"\n(?=  \w|\n)", plan_text(planning.Planned(plan, ("x",))))
         said += [part.strip("\n") for part in parts if part not in seen and (not seen or WEIGHTY.match(part))]
@@ -308,10 +307,14 @@ def test_each_length_that_recordings_were_cut_to_is_measured_and_a_mean_is_none(
     assert not planned.cutting.cuts_recordings, "into 294 s and 12 s"
 
 
+USUAL_ORDER = PlanOrder({}, Project(), SubmitSettings(), PlanSettings(), None, None, None, None)
+
+
 def plan(cwd, *sources, environ=None, rate=400.0, **order):
     flags = {"source": [str(one) for one in sources], **order.pop("flags", {})}
     project = Project.read([str(order.pop("config"))], cwd) if "config" in order else Project()
-    return planning.plan_sources(PlanOrder(flags=flags, project=project, rate=rate, **order), environ or {}, cwd)
+    order = USUAL_ORDER._replace(flags=flags, project=project, rate=rate, **order)
+    return planning.plan_sources(order, environ or {}, cwd, lambda rows: None)
 
 
 def tasks_of(folder):
@@ -403,7 +406,8 @@ def test_shards_and_scripts_follow_the_project(short_path, monkeypatch, pages):
     write_files(project.files)
     plan(short_path, *project.sources, out=Path("columns"), flags={"root": str(short_path)})
     assert [one.key[1] for one in tasks_of(short_path / "columns")] == ["c3", "c0", "c1", "c2"]
-    planning.plan_sources(PlanOrder({}, Project.read([], short_path), rate=400.0, out=Path("cut")), {}, short_path)
+    order = USUAL_ORDER._replace(project=Project.read([], short_path), rate=400.0, out=Path("cut"))
+    planning.plan_sources(order, {}, short_path, lambda rows: None)
     assert [one.start_ms for one in tasks_of(short_path / "cut")] == [0, 20_000, 40_000]
     planned = plan(
         short_path, "waves.csv", rate=0.0015, site="sockeye", out=Path("waves"), config="x.toml",
@@ -700,7 +704,10 @@ def test_the_same_request_is_billed_the_same_by_plan_check_and_a_template(short_
     (short_path / "t.sbatch").write_text(fill_template("sockeye-array", words, Project(), complete=True).text)
     settings = RunSettings(source=("july",), out=Path("o"), chunk_length_s=294.0)
     for order in ({"submit": SubmitSettings(**asked)}, {"script": "t.sbatch"}, {"script": "cheap/wave-1.sbatch"}):
-        here = {"environ": {}, "clock": SystemClock(), "cwd": short_path, "site": "sockeye", "parse": PARSE}
-        found = planning.check(planning.CheckOrder(settings, **here, **order)).findings
+        here = planning.CheckOrder(
+            settings, {}, SystemClock(), short_path, "sockeye", quick=False, progress=lambda rows: None, parse=PARSE,
+            prefer="cheapest", trust=None, site_trust=None, **order,
+        )  # fmt: skip
+        found = planning.check(here).findings
         (bill,) = [one.text for one in found if one.subject == "billing"]
         assert bill.endswith(f"; the largest counts: {choice.units_per_hour:g} an hour for each task"), order

@@ -84,9 +84,16 @@ def numbers(text, kind):
 def data_of(**changes):
     first = stretches("sswwwfla", [10.0, 20.0, NAN, 40.0, 50.0, 60.0, 70.0, 80.0], from_ms=START_MS)
     second = stretches("iww", [5e9, 7e9, 9e9], from_ms=START_MS + 2000, width_ms=1500)
-    of_devices = {"stretches": {1: first, 2: second}, "given_up": {}, **changes}  # by device_id
+    of_devices = {
+        "stretches": {1: first, 2: second},
+        "given_up": {},
+        "sets_of_settings": 0,
+        "versions": (),
+        **changes,
+    }  # by device_id
     given_up = of_devices.pop("given_up")
     known = of_devices.pop("stretches")
+    of_devices = {"sets_of_settings": 0, "versions": (), **of_devices}
     return ChartData(lambda device_id, is_over: (is_over and given_up.get(device_id)) or known.get(device_id),
                      **of_devices)  # fmt: skip
 
@@ -119,7 +126,7 @@ def test_charts_of_other_jobs(pages):
         "a silent task": (late, data_of(given_up=lost)),
         "a device in two tasks": (other, data_of(stretches={1: dark})),
         "more devices than can be shown": (summarize(replace(JOB, devices=tuple(many))), data_of(stretches=each)),
-        "nothing": (none, ChartData()), "tries alone": (one, data_of(stretches={})),
+        "nothing": (none, data_of(stretches={})), "tries alone": (one, data_of(stretches={})),
     }  # fmt: skip
     said = []
     for name, (summary, data) in cases.items():

@@ -12,11 +12,15 @@ from rooms import sources as room
 from rooms.cli import read_topic
 from rooms.model import Cutting, NameGaps, parse_patterns
 from rooms.planning import PlanOrder, check_source, plan_sources
-from rooms.root import BadInput, Project, RunSettings
+from rooms.root import BadInput, PlanSettings, Project, RunSettings, SubmitSettings
 from rooms.sources import WHOLE, open_sources, open_sources_of, place_reader
 from support.brief import line, literal
 from support.filesystems import powerless_folder
 from support.source_files import read_cases, write_files
+
+
+def order_of(sources):
+    return PlanOrder({"source": sources}, Project(), SubmitSettings(), PlanSettings(), None, 400.0, None, None)
 
 
 def reported(sources, **options):
@@ -121,7 +125,7 @@ def test_what_may_not_be_read_costs_only_itself_and_says_why(pages):
         plans = []
         for names in (["audio", "closed"], ["o.csv"], ["n.csv"], ["audio/secret.wav"]):
             try:
-                found = plan_sources(PlanOrder({"source": names}, Project(), rate=400.0), {}, folder).plan.remarks
+                found = plan_sources(order_of(names), {}, folder, print).plan.remarks
                 listed = [f"{one.severity} {one.subject}: {one.text} {one.details} try: {one.fix}" for one in found]
             except BadInput as error:
                 listed = refusal(error)
@@ -131,8 +135,8 @@ def test_what_may_not_be_read_costs_only_itself_and_says_why(pages):
             Path(name).chmod(0o700)
         Path("audio/loop.wav").unlink()
         write_files(re.sub("  r,c[23].*\n", "", files[files.index("m.csv") :]))
-        planned = plan_sources(PlanOrder({"source": ["audio"]}, Project(), rate=400.0), {}, folder).plan
-        facts, _ = check_source(RunSettings(source=("audio",), out=None), Path(), progress=print)
+        planned = plan_sources(order_of(["audio"]), {}, folder, print).plan
+        facts, _ = check_source(RunSettings(source=("audio",), out=None), Path(), progress=print, quick=False)
         assert facts.audio_s == planned.audio_hours * 3600 > 0
         for name, quick in itertools.product(("audio", "m.csv"), (False, True)):
             counted = []
@@ -151,7 +155,7 @@ def test_what_only_ffmpeg_can_read_is_cut_with_it_and_named_by_check_without_it(
     settings = RunSettings(source=("a.m4a",), out=None, chunk_length_s=60.0)
 
     def look():
-        facts, findings = check_source(settings, tmp_path, progress=print)
+        facts, findings = check_source(settings, tmp_path, progress=print, quick=False)
         return facts.chunks, [one.details for one in findings if (one.severity, one.subject) == ("warning", "ffmpeg")]
 
     assert look() == (1, [[f"{tmp_path}/a.m4a"]])
