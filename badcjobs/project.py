@@ -64,11 +64,11 @@ class Project:
     file: Path | None = None
     values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by table and key; paths are absolute
     keys: Mapping[str, Any] = field(default_factory=dict)  # of --config: "run.grace_s" → 60
-    alerts: AlertLimits = field(default_factory=AlertLimits)
-    hooks: AlertHooks = field(default_factory=AlertHooks)
+    alerts: AlertLimits = AlertLimits()
+    hooks: AlertHooks = AlertHooks()
     patterns: tuple[NamePattern, ...] = ()
     time_zone: tzinfo | None = None  # of the recorders' clocks; None: not known
-    places: ProjectPlaces = field(default_factory=ProjectPlaces)
+    places: ProjectPlaces = ProjectPlaces()
     programs: Mapping[str, str] = field(default_factory=dict)  # of the file, by key: "run.command"
     word: str | None = None  # of --config, for the file, and for tasks to find it; "": no file
 

@@ -299,10 +299,10 @@ class RunSettings:
     grace_s: float = _setting(20.0, "time for running chunks after SIGTERM or Ctrl-C", least=0.0)
     publish_every_s: float = _setting(30.0, "interval between copies of the task database in the run folder", least=0.1)
     heartbeat_every_s: float = _setting(60.0, "interval between heartbeat lines in the task log", least=0.1)
-    alerts: AlertLimits = field(default_factory=AlertLimits)  # the table [alerts]
-    hooks: AlertHooks = field(default_factory=AlertHooks)  # more keys of the same table
+    alerts: AlertLimits = AlertLimits()  # the table [alerts]
+    hooks: AlertHooks = AlertHooks()  # more keys of the same table
     patterns: tuple[NamePattern, ...] = ()  # of the table [recordings]
-    places: ProjectPlaces = field(default_factory=ProjectPlaces)  # of the same table
+    places: ProjectPlaces = ProjectPlaces()  # of the same table
     origin: str = field(default="", compare=False)  # the project file
     billing: Billing | None = None  # of the site
 

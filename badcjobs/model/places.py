@@ -50,9 +50,9 @@ class ProjectPlaces:
 
 
 def _to_keys(place: Place) -> dict[str, object]:
-    values = {"region": place.region, "latitude": place.latitude, "longitude": place.longitude}
-    values["date"] = place.recorded_on
-    return known_values(values)
+    return known_values(
+        {"region": place.region, "latitude": place.latitude, "longitude": place.longitude, "date": place.recorded_on}
+    )
 
 
 @dataclass(slots=True)

@@ -15,15 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from badcjobs.cluster import sbatch_options
-from badcjobs.cluster.job_script import (
-    ARGUMENTS,
-    BatchScript,
-    Call,
-    Parser,
-    read_script,
-    read_text,
-    script_variables,
-)
+from badcjobs.cluster.job_script import ARGUMENTS, BatchScript, Call, Parser, read_script, read_text, script_variables
 from badcjobs.cluster.sbatch_options import Asked, parse_array
 from badcjobs.devices import allocation
 from badcjobs.devices.slurm_programs import test_script
@@ -40,13 +32,7 @@ from badcjobs.project import Project
 from badcjobs.report.rules import PROBLEM, WARNING
 from badcjobs.run_toml import FrozenRun, real_places
 from badcjobs.seams import Clock, Environ
-from badcjobs.settings import (
-    SETTINGS,
-    RunSettings,
-    SubmitSettings,
-    absolute,
-    refuse,
-)
+from badcjobs.settings import SETTINGS, RunSettings, SubmitSettings, absolute, refuse
 from badcjobs.store.submission_record import find_cut_short
 from badcjobs.trust import Trust
 from badcjobs.workers.engines import choose_engine
@@ -202,11 +188,8 @@ def _read_settings(script: BatchScript, order: CheckOrder) -> tuple[RunSettings,
         if mistakes:
             findings.append(problem("settings", f"{place}: {'; '.join(mistakes)}", "badcjobs run --help"))
     source = order.settings.source or _sources_here(start, order.cwd) or project.get("run", "source") or ()
-    return replace(
-        settings,
-        source=tuple(source),
-        out=order.settings.out or settings.out,
-    ), findings
+    settings = replace(settings, source=tuple(source), out=order.settings.out or settings.out)
+    return settings, findings
 
 
 def _read_project(start: Call, order: CheckOrder) -> tuple[Project, list[Remark]]:
@@ -314,17 +297,17 @@ def _ask_around(job: Job, order: CheckOrder) -> Job:
 def _look_at_folders(job: Job, order: CheckOrder) -> Job:
     """Add what is known about the folders that a job uses."""
 
-    def folder(path: str | Path | None, *, write: bool = False) -> FolderFacts | None:
+    def folder(path: str | Path | None, clock: Clock | None = None) -> FolderFacts | None:
         if path is None:
             return None
-        return preflight_facts.look_at_folder(order.cwd / path, order.clock, write=write)
+        return preflight_facts.look_at_folder(order.cwd / path, clock)
 
     cache = user_cache(order.environ)
     if any("XDG_CACHE_HOME" in line for line in order.submit.setup):  # the jobs have another one
         cache = None
     return replace(
         job,
-        out=folder(job.settings.out, write=True),
+        out=folder(job.settings.out, order.clock),
         submit_folder=folder(""),
         log_folders=not_none(folder(path) for path in _log_folders(job.script)),
         temporary=folder(order.environ.get("TMPDIR") or None),

@@ -26,12 +26,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from badcjobs import paths as resources
-from badcjobs.clock import SystemClock
 from badcjobs.cluster.sbatch_options import Asked, range_of
 from badcjobs.cluster.templates import fill_template, find_template
 from badcjobs.errors import BadInput
 from badcjobs.masking import write_new_text
-from badcjobs.model import NO_CUTTING, Cutting
+from badcjobs.model import Cutting
 from badcjobs.paths import shell_line
 from badcjobs.planning.bill import ALIKE, FASTEST, Choice, Cut, billed_start_up_s, choose, list_lengths
 from badcjobs.planning.findings import FINE, Remark, below, folded, worst_first
@@ -80,7 +79,7 @@ class Planned(NamedTuple):
 
     plan: CampaignPlan
     descriptions: tuple[str, ...]
-    cutting: Cutting = NO_CUTTING
+    cutting: Cutting
     folder: Path | None = None
     written: Sequence[tuple[Path, Path]] = ()
 
@@ -130,7 +129,7 @@ def _check_results(
     environ: Environ,
 ) -> list[Remark]:
     """Return what is wrong with the folder of the results."""
-    folder = look_at_folder(out, SystemClock(), write=False)
+    folder = look_at_folder(out)
     job = Job(Asked(), site, settings, out=folder, home=home_folder(environ))
     return [remark for remark in check_out(job) if remark.severity != FINE]
 

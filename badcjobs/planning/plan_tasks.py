@@ -124,10 +124,6 @@ class Margin(NamedTuple):
             )
         return left_s / self.factor
 
-    def time_s(self, work_s: float) -> float:
-        """Return the time limit for so many seconds of work at the mean speed."""
-        return self.start_up_s + self.end_s + self.factor * work_s
-
 
 def make_margin(speed: Speed, factor: float | None) -> Margin:
     """Return what to keep back: from the measured speed, or with the factor of [plan]."""
@@ -250,7 +246,7 @@ def size_tasks(
             break
         tasks = min(lengths.rows, max(tasks + 1, math.ceil(tasks * fullest_ms / room_ms)))
     fullest_s = max(share.audio_ms for share in shares) / 1000 / rate / gpus
-    needed_s = round_up(margin.time_s(fullest_s + tail_s))
+    needed_s = round_up(margin.start_up_s + margin.factor * (fullest_s + tail_s) + margin.end_s)
     return Sizing(
         gpus=gpus,
         time_s=wish.time_s or min(needed_s, most_s),

@@ -159,12 +159,12 @@ class Job:
         return self.ask("tasks", tasks, note)
 
 
-def look_at_folder(path: Path, clock: Clock, *, write: bool) -> FolderFacts:
-    """Look at a folder that need not exist; ``write``: with a small file, removed at once, there or above it."""
+def look_at_folder(path: Path, clock: Clock | None = None) -> FolderFacts:
+    """Look at a folder that need not exist; ``clock``: compare it with that of a small file, there or above it."""
     there = next((folder for folder in (path, *path.parents) if os.path.lexists(folder)), Path("/"))
     filesystem = read_filesystem(path)
     refusal = skew_s = None
-    if write:
+    if clock is not None:
         refusal, skew_s = _try_writing(there, clock)
     try:
         room = os.statvfs(there)

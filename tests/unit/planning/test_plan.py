@@ -231,7 +231,7 @@ def test_a_plan_says_what_it_takes_why_and_what_is_odd_or_is_refused_with_what_c
         keys = ("gpu_hours", "start_up_gpu_hours", "asked_gpu_hours", "running_s")
         waves = f"{[wave.tasks for wave in plan.waves]}, {plan.wish.parallel} tasks, {plan.gpus} GPUs ({plan.gpus_why})"
         shares = [tasks[key] for key in ("rows_least", "rows_most", "audio_hours_least", "audio_hours_most")]
-        parts = re.split(r"\n(?=  \w|\n)", plan_text(planning.Planned(plan, ("x",))))
+        parts = re.split(r"\n(?=  \w|\n)", plan_text(planning.Planned(plan, ("x",), NO_CUTTING)))
         said += [part.strip("\n") for part in parts if part not in seen and (not seen or WEIGHTY.match(part))]
         said += [row for row in parts if "→" in row for row in row.splitlines() if "→" in row]
         said.append(f"  {waves}; {shares}; {[document[key] for key in keys]}; {source}\n")

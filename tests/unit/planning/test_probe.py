@@ -54,7 +54,7 @@ def show(lean, length_s):
 def probed_of(name, text):
     trials, finished = trials_of(text), not name.startswith("not finished")
     key = replace(KEY.key, memory_bytes=None) if "no memory" in name else KEY.key
-    result = planning.evaluate(trials, 10.0) if finished else None
+    result = planning.evaluate(trials, 10.0, finished=True) if finished else None
     return Probed(key, tuple(trials), result, finished, "2026-07-01T12:00:00Z")
 
 
