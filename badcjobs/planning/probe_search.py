@@ -98,7 +98,7 @@ def _next_length(trials: Trials, bounds: Bounds, *, lean: bool) -> float | None:
 _ABOUT_AS_FAST = 0.98  # of the fastest; a smaller difference is noise
 
 
-def evaluate(trials: Trials, margin_percent: float, *, finished: bool) -> ProbeResult:
+def evaluate(trials: Trials, margin_percent: float, *, finished: bool = True) -> ProbeResult:
     """Return the result of all trials; that of the lean trials only if ``finished``."""
     longest_s, too_long_s = bracket(trials, lean=False)
     safe_s = _safe(longest_s, too_long_s, margin_percent)
