@@ -23,7 +23,7 @@ from badcjobs.cluster.sbatch_options import batch_text
 from badcjobs.cluster.scheduler import (
     EXIT_CODES,
     Ends,
-    has_begun,
+    did_all_chunks,
     has_ended,
     no_task_started,
     verdict_of,
@@ -137,7 +137,7 @@ class LocalMachine:
     def ends(self, job: Submitted, states: JobStates, run: RunFolder) -> Ends:
         """Return how each task ended."""
         for row in self.rows:
-            row.began = has_begun(run, job.job_id, row.index)
+            row.did_all_chunks = did_all_chunks(run, job.job_id, row.index)
         return self.rows
 
     def cancel_line(self, job: Submitted) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from badcjobs.errors import ExitCode, NotHere
-from badcjobs.model import ArrayOrder, JobStates, Submitted
+from badcjobs.model import ArrayOrder, JobStates, Submitted, TaskKey, not_none
 from badcjobs.paths import FileVersion, RunFolder, file_version, shell_line
 from badcjobs.processes import last_lines
 from badcjobs.store.connect import open_sealed
@@ -26,6 +26,7 @@ REQUEUED = "REQUEUED"
 EXIT_CODES = {"done": ExitCode.DONE, "failed": ExitCode.CHUNKS_FAILED, "stopped": ExitCode.RUN_ME_AGAIN}  # by verdict
 _SETTLED = "SELECT count(*) FROM chunk WHERE status IN ('done', 'failed', 'poison')"
 _DONE = "SELECT count(*) FROM chunk WHERE status = 'done'"
+_ALL_ENDED = "SELECT min(status <> 'pending') FROM chunk"  # NULL: it has not listed its chunks
 _MOST_LINES = 10
 # All other states are final.
 UNFINISHED = frozenset(
@@ -44,7 +45,7 @@ class TaskOutcome:
     state: str | None  # of Slurm, else from the task's verdict; None: not known
     exit_code: int | None
     log: Path
-    began: bool = False  # it has written a database
+    did_all_chunks: bool = False  # its last attempt has finished all its own chunks
     note: str = ""  # why it could not be started, or more about its end
 
     @property
@@ -93,9 +94,12 @@ def has_ended(states: JobStates) -> bool:
 Ends = Sequence[TaskOutcome]
 
 
-def has_begun(run: RunFolder, job_id: str, index: int | None) -> bool:
-    """Say whether a task has written a database."""
-    return any(run.tasks.glob(f"{job_id}_{index or 0}.r*.sqlite"))
+def did_all_chunks(run: RunFolder, job_id: str, index: int | None) -> bool:
+    """Say whether the last attempt of a task that left a database has finished all its own chunks."""
+    databases = list(run.tasks.glob(f"{job_id}_{index or 0}.r*.sqlite"))
+    last = max((key.restart for key in not_none(TaskKey.parse(path.stem) for path in databases)), default=0)
+    rows = [read_row(path, _ALL_ENDED) for path in databases if f".r{last}." in path.name]
+    return bool(rows) and all(row is not None and row[0] for row in rows)
 
 
 def made_progress(tasks: Path, attempt: str) -> bool | None:
@@ -127,10 +131,11 @@ def _count_done(database: Path, version: FileVersion | None) -> int:
 
 
 def verdict_of(ends: Ends) -> str:
-    """Return the verdict on a run from its tasks alone, as if no chunk were left: one that began counts as done."""
-    if all(end.well or end.began for end in ends):
+    """Return the verdict on a job from its tasks alone; one that did all its chunks counts as done."""
+    left = [end for end in ends if not (end.well or end.did_all_chunks)]
+    if not left:
         return "done"
-    for end in ends:
+    for end in left:
         if end.state not in (COMPLETED, FAILED) or end.exit_code == ExitCode.RUN_ME_AGAIN:
             return "stopped"
     return "failed"

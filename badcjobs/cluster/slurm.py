@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from badcjobs.cluster.array_script import WORK, NewTask, merge_script, write_array
-from badcjobs.cluster.scheduler import COMPLETED, FAILED, POLL_S, UNFINISHED, TaskOutcome, has_begun
+from badcjobs.cluster.scheduler import COMPLETED, FAILED, POLL_S, UNFINISHED, TaskOutcome, did_all_chunks
 from badcjobs.devices import slurm_programs
 from badcjobs.devices.slurm_programs import Answer
 from badcjobs.errors import BadcjobsError, BadInput, ExitCode, NotHere
@@ -30,7 +30,9 @@ _STATUS = re.compile(r"[0-9]+(:[0-9]+)?")
 # Usual reasons for waiting, which are not shown.
 _USUAL = frozenset({"", "None", "Priority", "Resources", "Dependency", "BeginTime", "JobArrayTaskLimit"})
 _BY_VERDICT = {"done": COMPLETED, "failed": FAILED, "stopped": "STOPPED", "killed": "KILLED"}
-_BY_TASK = "SELECT array_index, verdict, exit_code, slurm_state FROM task WHERE job_id = ? ORDER BY started_at_ms"
+_BY_TASK = (
+    "SELECT array_index, verdict, exit_code, slurm_state FROM task WHERE job_id = ? ORDER BY restart, started_at_ms"
+)
 
 
 class SlurmRefused(BadcjobsError):
@@ -103,7 +105,8 @@ class Slurm:
             if state == FAILED and exit_code is None:  # it failed before it could write its own
                 exit_code = states.exit_codes.get(index)
             log_file = run.path / "logs" / f"{job.job_id}_{index}_0_log.out"
-            ends.append(TaskOutcome(index, state, exit_code, log_file, has_begun(run, job.job_id, index)))
+            is_done = state != COMPLETED and did_all_chunks(run, job.job_id, index)
+            ends.append(TaskOutcome(index, state, exit_code, log_file, is_done))
         return tuple(ends)
 
     def cancel_line(self, job: Submitted) -> str:

@@ -147,7 +147,7 @@ def test_the_end_of_a_task_is_told_by_squeue_accounting_or_its_last_attempt(answ
         array = {int(key.removeprefix("t")): state for key, state in known.items()}
         found = SLURM.ends(job, JobStates(array, None, codes or {}), run)
         assert [one.log.name for one in found] == [f"4821_{index}_0_log.out" for index in range(4)]
-        return [(one.state, one.exit_code, one.began) for one in found]
+        return [(one.state, one.exit_code, one.did_all_chunks) for one in found]
 
     unknown = (None, None, False)
     assert ends() == [unknown] * 4
@@ -159,7 +159,7 @@ def test_the_end_of_a_task_is_told_by_squeue_accounting_or_its_last_attempt(answ
     TaskFile(run.path, index=1, verdict="failed", states={"c1": "failed"}).write()
     TaskFile(run.path, index=2, job_id="4000", states={"c2": "done"}).write()
     merge(MergeOrder([run.path], run.job_database), SystemClock())
-    own = [("COMPLETED", 0, True), ("FAILED", 0, True), unknown, unknown]
+    own = [("COMPLETED", 0, False), ("FAILED", 0, True), unknown, unknown]
     assert ends() == own
     assert ends(t0="TIMEOUT", t1="OUT_OF_MEMORY") == [("TIMEOUT", 0, True), ("OUT_OF_MEMORY", 0, True), *own[2:]]
     said = lines("Welcome", "4821_0|FAILED", "4821_2|CANCELLED by 1000", "4821_3|PENDING", "77_3|FAILED", "4821_3|")
@@ -177,17 +177,30 @@ def test_an_attempt_has_made_progress_if_it_has_settled_a_chunk(tmp_path):
     (run.tasks / "4821_3.r0.gpu1.sqlite").write_bytes(b"x" * 4096)
     known = [cluster.made_progress(run.tasks, f"4821_{name}") for name in ("0.r0", "0.r10", "3.r0", "9.r0")]
     assert known == [True, False, None, None]
-    begun = [cluster.has_begun(run, "4821", index) for index in (0, None, 1, 3)]
-    assert begun == [True, True, False, True], "without an array it is index 0"
 
 
-# state, exit code and whether it has begun, of each task
+def test_a_task_did_all_its_chunks_if_its_last_attempt_did(tmp_path):
+    ways = {  # the states of the chunks of each attempt
+        1: {0: ("done", "pending"), 1: ("skipped", "failed")}, 2: {0: ("done", "skipped"), 10: ("skipped", "pending")},
+        3: {1: ("pending",), 9: ("pending",), 10: ("poison",)}, 4: {0: ("done",), 1: ()}, 0: {0: ("done",)},
+    }  # fmt: skip
+    for index, attempts in ways.items():
+        for restart, states in attempts.items():
+            chunks = {f"c{number}": state for number, state in enumerate(states)}
+            TaskFile(tmp_path, index=index, restart=restart, states=chunks).write()
+    run = RunFolder(tmp_path)
+    (run.tasks / "4821_5.r0.gpu1.sqlite").write_bytes(b"x" * 4096)
+    did = [cluster.did_all_chunks(run, "4821", index) for index in (1, 2, 3, 4, 5, 9, None)]
+    assert did == [True, False, True, False, False, False, True], "without an array it is index 0"
+
+
+# state, exit code and whether it did all its chunks, of each task
 ENDS = dict(line.split(": ") for line in (DATA / "task_ends.txt").read_text().splitlines())
 
 
 def end(text, index, log=Path("/nowhere/4821_0_0_log.out")):
-    state, code, began = [*text.split(), "", ""][:3]
-    return cluster.TaskOutcome(index, state.strip("-") or None, int(code) if code else None, log, bool(began))
+    state, code, did_all = [*text.split(), "", ""][:3]
+    return cluster.TaskOutcome(index, state.strip("-") or None, int(code) if code else None, log, bool(did_all))
 
 
 def test_the_verdict_the_headline_and_the_lines_follow_from_the_ends(tmp_path, pages):
