@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from badcjobs.cluster.local_watch import MARK, processes_of, send
-from badcjobs.cluster.sbatch_options import Request, parse_positive
+from badcjobs.cluster.sbatch_options import Request, count_processes, parse_positive
 from badcjobs.cluster.scheduler import TIMEOUT, TaskOutcome
 from badcjobs.devices.allocation import node_name, without_job
 from badcjobs.model import Device, StandIn
@@ -215,7 +215,7 @@ class Attempt:
             "SLURM_JOB_NODELIST": job.node,
             "SLURMD_NODENAME": job.node,
             "SLURM_JOB_NUM_NODES": 1,
-            "SLURM_NTASKS": 1,
+            "SLURM_NTASKS": count_processes(job.request.options),
             "SLURM_PROCID": 0,
             "SLURM_SUBMIT_DIR": job.world.cwd,
             "PWD": job.world.cwd,

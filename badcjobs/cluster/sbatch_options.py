@@ -299,7 +299,7 @@ def read_request(options: Options, mistakes: Mistakes) -> Request:
 def _read_size(given: Options) -> dict[str, Any]:
     """Return nodes, GPUs, cores and memory."""
     nodes = _nodes(given) if "nodes" in given else None
-    processes = _count_processes(given)
+    processes = count_processes(given)
     gpus, gpus_per_node = _read_gpus(given, nodes, processes)
 
     each = parse_positive(given, "cpus-per-task")
@@ -347,7 +347,7 @@ def _read_gpus(given: Options, nodes: int | None, processes: int | None) -> tupl
     return per_node * (nodes or 1), per_node
 
 
-def _count_processes(given: Options) -> int | None:
+def count_processes(given: Options) -> int | None:
     """Return how many processes srun would start; None: not specified."""
     number = parse_positive(given, "ntasks")
     if number is not None:
