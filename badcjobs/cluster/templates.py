@@ -90,7 +90,7 @@ def fill_template(
     """
     name, text = find_template(name)
     keys = {key.name: key for key in keys_of(text)}
-    named = {setting.partition("=")[0].strip() for setting in settings}
+    named = {_key_of(setting) for setting in settings}
     usual = [f"{key}={value}" for key, value in _from_project(project) if key in keys and key not in named]
     values = parse_settings(text, [*usual, *settings], name, complete=complete)
     if request is not None and {"gpus-per-node", "cpus-per-task", "mem"} <= keys.keys():
@@ -182,8 +182,7 @@ def parse_settings(text: str, settings: Sequence[str], name: str, *, complete: b
     mistakes = []
     for setting in settings:
         word, _, value = setting.partition("=")
-        name_of_key = word.strip().replace("_", "-")
-        key = keys.get(name_of_key)
+        key = keys.get(_key_of(setting))
         if key is None:
             mistakes.append(f"--set {setting}: {name} has no key {word!r}")
             continue
@@ -199,6 +198,11 @@ def parse_settings(text: str, settings: Sequence[str], name: str, *, complete: b
     fix = f"badcjobs template {name}   (shows the script with all its keys)"
     refuse(mistakes, fix, f"the template {name} cannot be filled in with these values")
     return values
+
+
+def _key_of(setting: str) -> str:
+    """Return the key of a ``KEY=VALUE`` text; it may be written with underscores, as settings are."""
+    return setting.partition("=")[0].strip().replace("_", "-")
 
 
 _NAMES = ("account", "partition", "qos", "constraint")

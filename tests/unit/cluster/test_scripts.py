@@ -184,3 +184,5 @@ def test_what_sbatch_takes_is_taken_and_everything_else_is_refused_with_a_line_t
     filled("merge", "dependency=afterany:1:2", "account=st-pi-1")
     filled("sockeye-array.sbatch", "account=st-pi-1-gpu", complete=True)
     pages({"refused.txt": page(said)})
+    own = Project.parse({"submit": {"gpus_per_task": 4}})
+    assert "--gpus-per-node=2" in cluster.fill_template("array", ["gpus_per_node=2"], own, complete=True).text
