@@ -45,7 +45,7 @@ def ask(
     """Return the output of a program; raise NotHere if it is missing, Unanswered if it does not answer now."""
     program = argv[0]
     try:
-        done = _run(argv, environ, patience_s)
+        done = run_to_end(argv, environ, patience_s)
     except FileNotFoundError as error:
         raise NotHere("there is no Slurm here", why=f"the program {program} is not on PATH", fix=fix) from error
     except OSError as error:
@@ -57,9 +57,10 @@ def ask(
     return done.stdout  # an invalid job id: the job ended long ago
 
 
-def _run(
+def run_to_end(
     argv: Sequence[str], environ: Environ | None, patience_s: float, **more: Any
 ) -> subprocess.CompletedProcess[str]:
+    """Run a program without input; return its exit code and texts."""
     return subprocess.run(
         argv,
         env=environ,
@@ -127,7 +128,7 @@ def list_nodes(fields: str, environ: Environ) -> str:
 def test_script(script: Path, environ: Environ, cwd: Path) -> tuple[int, str] | None:
     """Let sbatch check a script without submitting it; return exit code and output, None: there is no answer."""
     try:
-        done = _run(["sbatch", "--test-only", str(script)], environ, _PATIENCE_S, cwd=cwd)
+        done = run_to_end(["sbatch", "--test-only", str(script)], environ, _PATIENCE_S, cwd=cwd)
     except (OSError, subprocess.SubprocessError):
         return None
     return done.returncode, done.stdout + done.stderr
@@ -161,7 +162,7 @@ def call_sbatch(
             with suppress(OSError):  # a filesystem without locks
                 try_lock(file.fileno())
             timer.start()
-            done = _run(command, environ, patience_s, start_new_session=True, pass_fds=[file.fileno()])
+            done = run_to_end(command, environ, patience_s, start_new_session=True, pass_fds=[file.fileno()])
     except OSError as error:
         return Answer(None, str(error))
     except subprocess.TimeoutExpired as error:

@@ -233,16 +233,7 @@ def parse_trial(exit_code: int, said: str) -> tuple[str, ...] | None:
 def load_modules(names: tuple[str, ...], environ: Environ) -> ModuleFacts:
     """Load modules in a login shell of its own, as a job script would."""
     try:
-        done = subprocess.run(
-            ["bash", "-lc", 'module load "$@"', "bash", *names],
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PATIENCE_S,
-            check=False,
-        )
+        done = slurm_programs.run_to_end(["bash", "-lc", 'module load "$@"', "bash", *names], environ, _PATIENCE_S)
     except (OSError, subprocess.SubprocessError) as error:
         return ModuleFacts(names, str(error), command=not isinstance(error, OSError))
     if done.returncode == 0:
