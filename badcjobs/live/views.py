@@ -183,9 +183,7 @@ class RunView:
         left = [task for task in tasks if task.pending or not task.begun]
         if not left:
             left = [task for task in tasks if task.failed_for_good]
-        indices = [task.array_index for task in left]
-        if any(task.is_local for task in left):
-            indices = []  # without Slurm
+        indices = [task.array_index for task in left if not task.is_local]
         last = max(every, key=lambda task: task.age, default=None)
         settings = parse_settings(last.settings if last else None)
         return find_finish(frozen, run.path, settings, trace, indices).lines

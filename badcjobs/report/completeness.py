@@ -83,7 +83,10 @@ def _with_commands(proof: Completeness, facts: JobFacts, run: RunFolder, frozen:
     indices: tuple[int, ...] = ()
     if frozen.array is not None:
         indices = tuple(sorted(not_none(to_do)))
-        if None in to_do or not to_do:  # whose share the rest is, is not known
+        if None in to_do:  # a task outside the array has left something of their shares
+            finished = _finished_indices(facts.tasks) | new
+            indices = tuple(index for index in frozen.array.indices if index not in finished)
+        if not indices:  # whose share the rest is, is not known
             indices = tuple(frozen.array.indices)
 
     _, last_job = max(((task.started_at_ms, task.job_id) for task in facts.tasks), default=(0, ""))
@@ -113,6 +116,14 @@ def absent_indices(facts: JobFacts, shape: ArrayShape | None) -> list[int]:
         return []
     present = _indices(facts.tasks)
     return [index for index in shape.indices if index not in present]
+
+
+def _finished_indices(tasks: Sequence[TaskFacts]) -> set[int]:
+    """Return the array indices all of whose processes have done their whole share, in one of their attempts."""
+    own = [task for task in tasks if not task.is_local]
+    done = {(task.array_index, task.procid) for task in own if task.verdict == "done" and not task.pending}
+    unfinished = {task.array_index for task in own if (task.array_index, task.procid) not in done}
+    return {task.array_index for task in own} - unfinished
 
 
 def _indices(tasks: Iterable[TaskFacts]) -> set[int | None]:

@@ -180,7 +180,9 @@ class Run:
         index, number = (key, job_id) if isinstance(key, int) else (0, key)
         chunks = {f"{prefix}{n}": STATES[letter] for n, letter in enumerate(letters) if letter != " "}
         shard = None if shards is None else (index, shards)
-        TaskFile(self.folder, index=index, states=chunks, job_id=number, samples=0, devices=0, shard=shard).write()
+        verdict = "stopped" if "p" in letters else "done"
+        facts = {"job_id": number, "samples": 0, "devices": 0, "shard": shard, "verdict": verdict}
+        TaskFile(self.folder, index=index, states=chunks, **facts).write()
         return self
 
     def deal(self, letters, *without):
