@@ -26,7 +26,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from badcjobs.cli.options import JsonWanted, Simulate, find_stand_in, flag, option, read_project
+from badcjobs.cli.options import JsonWanted, Simulate, find_stand_in, flag, option, other_command, read_project
 from badcjobs.cli.output import environ, log_to_stderr, poll_s, print_json, remark, say, shows_only_ascii
 from badcjobs.clock import SystemClock
 from badcjobs.cluster.slurm import QueueReader
@@ -52,8 +52,14 @@ _TICK_S = 0.1  # between looks for keys, signals and a new size of the terminal
 _LINE_END = Text("\n", no_wrap=True, overflow="crop")
 
 
-def _find_target(target: Path | None, simulate: str | None, project: Project) -> Path | None:
+def _find_target(command: str, target: Path | None, simulate: str | None, project: Project) -> Path | None:
     """Return what to show: the argument, else ``[run] out`` of the project file; None: this machine's GPUs."""
+    if target is not None and simulate is not None:
+        raise BadInput(
+            f"{target} and --simulate {simulate} cannot be combined",
+            why="a run folder shows the GPUs of its tasks",
+            fix=shell_line(*other_command(command, target)),
+        )
     out = project.get("run", "out")
     if target is not None or simulate is not None or out is None or not Path(out).exists():
         return target
@@ -61,24 +67,14 @@ def _find_target(target: Path | None, simulate: str | None, project: Project) ->
     return Path(out)
 
 
-def _open_machine(command: str, target: Path | None, simulate: str | None, project: Project) -> MachineView | None:
-    """Open a view of this machine's GPUs, or of those that replace them; None: a run is shown."""
-    if target is None:
-        hostname = socket.gethostname().split(".")[0]
-        stand_in = find_stand_in(project, simulate)
-        return open_machine_view(
-            environ(),
-            SystemClock(),
-            stand_in,
-            hostname=hostname,
-            limits=project.alerts,
-        )
-    if simulate is None:
-        return None
-    raise BadInput(
-        f"{target} and --simulate {simulate} cannot be combined",
-        why="a run folder shows the GPUs of its tasks",
-        fix=shell_line("badcjobs", command, target),
+def _open_machine(simulate: str | None, project: Project) -> MachineView:
+    """Open a view of this machine's GPUs, or of those that replace them."""
+    return open_machine_view(
+        environ(),
+        SystemClock(),
+        find_stand_in(project, simulate),
+        hostname=socket.gethostname().split(".")[0],
+        limits=project.alerts,
     )
 
 
@@ -99,11 +95,13 @@ def monitor(
       badcjobs monitor runs/july
     """
     project = read_project(context)
-    target = _find_target(target, simulate, project)
-    view: View | None = _open_machine("monitor", target, simulate, project)
-    if view is None:
+    target = _find_target("monitor", target, simulate, project)
+    view: View
+    if target is None:
+        view = _open_machine(simulate, project)
+    else:
         clock = SystemClock()
-        view = open_run_view(target or Path(), clock, ask_queue=QueueReader(clock))
+        view = open_run_view(target, clock, ask_queue=QueueReader(clock))
     ascii_only = shows_only_ascii()
     can_interact = sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
     with closing(view):
@@ -144,15 +142,16 @@ def serve(
 
     project = read_project(context)
     token = environ().get("BADCJOBS_TOKEN")
-    target = _find_target(target, simulate, project)
+    target = _find_target("serve", target, simulate, project)
     shown_words = [f"--simulate={simulate}"] if simulate else filter(None, [target])
-    command = shell_line("badcjobs", "serve", *shown_words)
     log_to_stderr()
-    listening, place = bind(host, port, token, command)
+    listening, place = bind(host, port, token, shell_line(*other_command("serve", *shown_words)))
     with closing(listening):
         clock = SystemClock()
-        machine = _open_machine("serve", target, simulate, project)
-        source = open_run(target or Path(), clock, QueueReader(clock)) if machine is None else LiveSource(machine)
+        if target is None:
+            source = LiveSource(_open_machine(simulate, project))
+        else:
+            source = open_run(target, clock, QueueReader(clock))
         with closing(source.view):
             interval_s = poll_s(_INTERVAL_S)
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # a normal end

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from badcjobs.cli.options import JsonWanted, Simulate, find_stand_in, flag, is_stdout, option, read_project, refuse_data
+from badcjobs.cli.options import (
+    JsonWanted,
+    Simulate,
+    find_stand_in,
+    flag,
+    is_stdout,
+    option,
+    other_command,
+    read_project,
+    refuse_data,
+)
 from badcjobs.cli.output import (
     answer,
     environ,
@@ -72,7 +82,7 @@ def gpus(
     if request is None:
         say_next(*this_command(name="monitor", without=["--all"]))
     elif not to_take:
-        say_next("badcjobs", "monitor", "--simulate", str(simulate))
+        say_next(*other_command("monitor", "--simulate", str(simulate)))
     return 0
 
 
@@ -151,7 +161,7 @@ def _say_recorded(end: Mapping[str, Any], *, around_command: bool) -> None:
     recorded = f"{count(end['devices'], 'device')} recorded for {duration(end['wall_s'])}: {end['out']}"
     if end["telemetry"] != "on":
         recorded += f"; telemetry {end['telemetry']}"
-    following = shell_line("badcjobs", "report", Path(end["out"]))
+    following = shell_line(*other_command("report", Path(end["out"])))
     if around_command:
         remark(f"{recorded}\nnext: {following}")
     else:
@@ -180,8 +190,8 @@ def cluster(
     if not nodes["fits"]:
         return ExitCode.NOT_HERE
     if not json_wanted:
-        where = this_command(f"--sbatch=--partition={nodes['best']['partition']}")[2:]
-        say_next("badcjobs", "submit", "SOURCE", *where)
+        where = f"--sbatch=--partition={nodes['best']['partition']}"
+        say_next(*this_command(where, "SOURCE", name="submit"))
     return ExitCode.DONE
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -132,7 +133,7 @@ def require_out(
     if out:  # not None, and not an empty shell variable
         return Path(out)
     why = "no settings file with [run] out was found, or it does not have that key"
-    raise BadInput(f"{option} is missing", why=why, fix=f"badcjobs {command} {example}")
+    raise BadInput(f"{option} is missing", why=why, fix=f"{shell_line(*other_command(command))} {example}")
 
 
 def find_stand_in(project: Project, simulate: str | None) -> StandIn:
@@ -166,7 +167,7 @@ def explain_moved_option(option: str, words: Sequence[str], command: str) -> tup
     It may also be an option of submit. None: it is none of them.
     """
     key = _key_of(option)
-    value = _value_of(option, words) or "…"
+    value = next(_values_of(option, words), "") or "…"
     of_run = SETTINGS["run"].get(key)
     if of_run is not None and of_run.heading and command in ("submit", "check", "plan", "probe"):
         text = option if of_run.kind == "switch" else shell_line(option, value)
@@ -193,13 +194,19 @@ def _key_of(option: str) -> str:
     return option.removeprefix("--").removeprefix("no-").replace("-", "_")
 
 
-def _value_of(option: str, words: Sequence[str]) -> str | None:
-    """Return the value that a command line gives to an option; None: not given."""
+def _values_of(option: str, words: Iterable[str]) -> Iterator[str]:
+    """Yield the values that a command line gives to an option."""
     for word, following in pairwise([*words, ""]):
         name, equals, value = word.partition("=")
         if name == option:
-            return value if equals else following
-    return None
+            yield value if equals else following
+
+
+def other_command(name: str, *words: str | Path) -> list[str | Path]:
+    """Return the words of another command, with the settings file that this one was given."""
+    own_words = takewhile(lambda word: word != "--", sys.argv)
+    files = [f"--config={value}" for value in _values_of("--config", own_words) if "=" not in value]
+    return ["badcjobs", *files, name, *words]
 
 
 # --- output files must not replace data -------------------------------------------------------------------------------

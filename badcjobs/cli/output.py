@@ -98,9 +98,12 @@ def say_next(*words: str | Path, note: str = "") -> None:
 
 def this_command(*more: str, name: str | None = None, without: Sequence[str] = ()) -> list[str]:
     """Return the words of this command line, with more options (before --), another name, or without flags."""
-    own_name, *arguments = [word for word in sys.argv[1:] if word not in ("--debug", *without)]
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    return ["badcjobs", name or own_name, *arguments[:end], *more, *arguments[end:]]
+    words = [word for word in sys.argv[1:] if word not in ("--debug", *without)]
+    at = 0
+    while words[at].startswith("--config"):  # before the name of the command
+        at += 1 if "=" in words[at] else 2
+    end = words.index("--") if "--" in words else len(words)
+    return ["badcjobs", *words[:at], name or words[at], *words[at + 1 : end], *more, *words[end:]]
 
 
 def print_document(document: str | Iterable[str]) -> None:

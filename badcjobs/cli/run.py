@@ -16,7 +16,15 @@ import typer
 from rich.cells import cell_len
 from rich.text import Text
 
-from badcjobs.cli.options import JsonWanted, Sources, check_run_folder, read_project, require_out, with_settings
+from badcjobs.cli.options import (
+    JsonWanted,
+    Sources,
+    check_run_folder,
+    other_command,
+    read_project,
+    require_out,
+    with_settings,
+)
 from badcjobs.cli.output import answer, log_to_file, log_to_stderr, read_world, say_next, shows_only_ascii, this_command
 from badcjobs.errors import ExitCode
 from badcjobs.live.text_fit import GAP, bar, finished
@@ -74,7 +82,7 @@ def run(context: typer.Context, source: Sources = None, json_wanted: JsonWanted 
         if stopped:
             say_next(*this_command())
         else:
-            say_next("badcjobs", "merge", Path(end["out"]))
+            say_next(*other_command("merge", Path(end["out"])))
     return int(end["exit_code"])
 
 

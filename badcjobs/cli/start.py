@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from badcjobs.cli.options import JsonWanted, option, read_project, refuse_data
+from badcjobs.cli.options import JsonWanted, option, other_command, read_project, refuse_data
 from badcjobs.cli.output import (
     answer,
     environ,
@@ -354,7 +354,7 @@ def _say_filled(filled: Template, out: Path | None) -> None:
         return
     say(f"{out} is written")
     if filled.open:
-        say_next("badcjobs", "check", out)
+        say_next(*other_command("check", out))
     else:
         say_next("sbatch", out)
 

@@ -1,4 +1,16 @@
-"""``badcjobs submit``: an array and its merge job in Slurm, or an emulation of both in the foreground."""
+"""``badcjobs submit``: an array and its merge job in Slurm, or an emulation of both in the foreground.
+
+    read_project          read the settings file; options of run come after --
+    check_run_folder      refuse to continue the run of a user who is not trusted
+    resolve_submit        complete the options for this site, read the source, and make the order of the array
+    plan_what_is_left     with --again: merge, and keep only the array tasks with work left
+    submit_or_find        submit the array and its merge job, or find the job that this run folder already has
+    follow                with --wait: ask Slurm until all tasks have ended
+    evaluate_job          merge what is new; decide on the verdict, from which the exit code follows
+
+With --cluster local, emulate_order runs the array here after the third step; a job script needs no order, and
+emulate_script runs it. --dry-run prints the scripts instead of the fifth step.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +31,7 @@ from badcjobs.cli.options import (
     find_stand_in,
     flag,
     option,
+    other_command,
     read_project,
     require_out,
     run_options,
@@ -176,7 +189,7 @@ def _follow_up(result: SubmitResult, facts: Facts, clock: Clock, every_s: float,
         if how.json_wanted:
             print_json(facts)
         else:
-            say_next("badcjobs", "monitor", result.plan.order.out)
+            say_next(*other_command("monitor", result.plan.order.out))
         return 0
     return _report_slurm_end(facts, *evaluate_job(Slurm(), result, states, clock, Pace(ROWS)), how)
 
@@ -223,7 +236,7 @@ def _result_text(facts: Facts, result: SubmitResult) -> str:
     if facts["merge_unsure"]:
         rows["merge"] = "it is not known whether the merge job exists; the same command in a minute looks for it"
     elif facts["merge_job_id"] is None:
-        rows["merge"] = f"there is no merge job; later: badcjobs merge {shell_line(Path(facts['out']))}"
+        rows["merge"] = f"there is no merge job; later: {shell_line(*other_command('merge', Path(facts['out'])))}"
     rows["queue"], rows["logs"] = facts["follow"]
     return "\n".join([head, *(f"  {name:<11} {text}" for name, text in rows.items())])
 

@@ -73,6 +73,18 @@ def test_a_wrong_interval_is_refused(monkeypatch):
             cli.poll_s(2.5)
 
 
+def test_commands_to_paste_have_the_settings_file_of_this_one_where_it_is_accepted(monkeypatch):
+    for typed, own, another in (
+        ("check m.csv --config run.x=1", "submit m.csv --config run.x=1 --wait", "merge july"),
+        ("--config a.toml --debug check m.csv", "--config a.toml submit m.csv --wait", "--config=a.toml merge july"),
+        ("--config=a.toml check -- --x", "--config=a.toml submit --wait -- --x", "--config=a.toml merge july"),
+        ("check --config= -- --config b", "submit --config= --wait -- --config b", "--config= merge july"),
+    ):
+        monkeypatch.setattr("sys.argv", ["badcjobs", *typed.split()])
+        assert " ".join(cli.this_command("--wait", name="submit")) == f"badcjobs {own}"
+        assert " ".join(map(str, cli.other_command("merge", Path("july")))) == f"badcjobs {another}"
+
+
 progress_of = partial(TaskProgress, start_up_s=0.0, failed=0, retrying=0, devices=())
 HALF_WAY = progress_of(480, 960, audio_done_s=14_400.0, elapsed_s=130.0, start_up_s=10.0)
 GPU_0 = DeviceWorkNow("GPU 0  Tesla V100-SXM2-32GB", 320, 9600.0, ("site01/site01_c000",))
