@@ -228,7 +228,7 @@ def test_cluster_and_check_know_this_slurms_free_gpus_its_nodes_and_limits(desk)
     *_, best, on_node, _, following = reported
     partition = best.removeprefix("  best for 2 GPUs: partition ")
     assert on_node == f"    on node {fullest[0]}" and partition in fullest[-4].split(",")
-    assert following == f"next: badcjobs submit SOURCE --gpus-per-task 2 --sbatch=--partition={partition}"
+    assert following == f"next: badcjobs submit --gpus-per-task 2 --sbatch=--partition={partition} SOURCE"
     desk.cluster.run("scancel", str(holder))
     found = {
         (one["severity"], one["subject"]): one
