@@ -17,6 +17,7 @@ from badcjobs.cli.options import (
     JsonWanted,
     Root,
     Sources,
+    explain_moved_option,
     flag,
     option,
     read_project,
@@ -40,6 +41,7 @@ from badcjobs.cli.output import (
     this_command,
 )
 from badcjobs.clock import SystemClock
+from badcjobs.cluster.job_script import Mistake, ParsedWords, Parser, is_job_script, script_variables
 from badcjobs.errors import BadInput, ExitCode
 from badcjobs.model import Probed, parse_stop_after
 from badcjobs.paths import shell_line
@@ -47,7 +49,6 @@ from badcjobs.project import Project
 from badcjobs.settings import PlanSettings, ProbeSettings, RunSettings, SubmitSettings, nearest, option_words
 
 if TYPE_CHECKING:
-    from badcjobs.cluster.job_script import ParsedWords, Parser
     from badcjobs.planning.check import CheckOrder
     from badcjobs.planning.plan import Planned
     from badcjobs.planning.probe import ProbeEnd, ProbeOrder
@@ -109,7 +110,6 @@ def _check_order(
     quick: bool,
 ) -> CheckOrder:
     """Return what to check: a job script, or what would be submitted."""
-    from badcjobs.cluster.job_script import is_job_script
     from badcjobs.planning.check import CheckOrder
 
     trust = read_trust("--config", "")
@@ -161,8 +161,6 @@ def _with_source(
 
 def _after_check(order: CheckOrder, out: str | None, *, on_line: bool) -> Sequence[str | Path]:
     """Return the command that submits or runs what was checked; ``on_line``: the line has options of submit."""
-    from badcjobs.cluster.job_script import script_variables
-
     source = order.settings.source
     if order.script is not None:
         values = script_variables(next(iter(source), None), out, order.run_words)
@@ -181,8 +179,6 @@ def _after_check(order: CheckOrder, out: str | None, *, on_line: bool) -> Sequen
 
 def make_parser(group: Any) -> Parser:
     """Return a function that parses words of a script as the program itself would; nothing is run."""
-    from badcjobs.cluster.job_script import Mistake, ParsedWords
-
     names = group.list_commands(None)
 
     def parse(words: Sequence[str]) -> ParsedWords:
@@ -200,9 +196,6 @@ def make_parser(group: Any) -> Parser:
 
 
 def _parse(command: Any, words: Sequence[str], name: str) -> ParsedWords:
-    from badcjobs.cli.options import explain_moved_option
-    from badcjobs.cluster.job_script import Mistake, ParsedWords
-
     context = command.context_class(command, info_name=name)
     try:
         values, operands, _ = command.make_parser(context).parse_args(list(words))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from badcjobs.errors import ExitCode
@@ -18,6 +19,7 @@ _LOOK_EVERY_S = 0.2
 _LOOKS_PER_SIGNAL = 10
 
 
+@dataclass
 class DelayedSignals:
     """Delays TERM, INT and HUP from ``begin`` to the end of the block; the first of them then ends the program.
 
@@ -25,11 +27,10 @@ class DelayedSignals:
     immediately. A signal mask would not work: other threads of libraries would receive the signal.
     """
 
-    def __init__(self, meanwhile: str = "") -> None:
-        self._meanwhile = meanwhile
-        self._delays = False
-        self.came: signal.Signals | None = None
-        self._before: dict[signal.Signals, object] = {}
+    meanwhile: str = ""
+    delays: bool = False
+    came: signal.Signals | None = None
+    before: dict[signal.Signals, object] = field(default_factory=dict)
 
     def __enter__(self) -> DelayedSignals:
         for number in _SUDDEN:
@@ -39,26 +40,26 @@ class DelayedSignals:
 
     def begin(self) -> None:
         """Delay signals from now on; ignored ones (nohup) stay ignored."""
-        self._delays = True
+        self.delays = True
         for number in ENDINGS:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._receive(number)
 
     def _receive(self, number: signal.Signals) -> None:
         before = signal.signal(number, self._note)
-        self._before.setdefault(number, before)
+        self.before.setdefault(number, before)
 
     def _note(self, signum: int, _frame: object) -> None:
         if self.came is not None:
             return  # a second one would interrupt the cleanup
         self.came = signal.Signals(signum)
-        if not self._delays:
+        if not self.delays:
             raise KeyboardInterrupt  # so that the running code cleans up
         with suppress(OSError):  # not print, which this handler may have interrupted
-            os.write(2, f"badcjobs: {self.came.name}: {self._meanwhile}\n".encode())
+            os.write(2, f"badcjobs: {self.came.name}: {self.meanwhile}\n".encode())
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self.before.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         # Another error ends the program anyway.
         said_elsewhere = error is not None and not isinstance(error, KeyboardInterrupt)
@@ -66,6 +67,7 @@ class DelayedSignals:
             signal.raise_signal(self.came)
 
 
+@dataclass
 class BatchTask:
     """One array task: runs ``badcjobs run`` as a child, exits with its code, and is requeued if work is left for it.
 
@@ -73,12 +75,11 @@ class BatchTask:
     of the step, so the child receives them itself.
     """
 
-    def __init__(self, argv: tuple[str, ...], requeues: int) -> None:
-        self._argv = argv
-        self._requeues = requeues
-        self._child: int | None = None
-        self._said: int | None = None  # a file in memory: the child writes here if another task has its work
-        self._ended = False
+    argv: tuple[str, ...]
+    requeues: int
+    child: int | None = None
+    said: int | None = None  # a file in memory: the child writes here if another task has its work
+    ended: bool = False
 
     def __call__(self) -> None:
         """Run the task; exit with its code."""
@@ -86,10 +87,10 @@ class BatchTask:
         # The child ignores Slurm's warnings until it installs its handlers; otherwise they would end it.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, WARNINGS)  # a warning that comes now waits for our handler
         handlers = {number: signal.signal(number, signal.SIG_IGN) for number in WARNINGS}
-        self._said = os.memfd_create("no-restart")
-        environ = {**os.environ, NO_RESTART_VARIABLE: f"/proc/{os.getpid()}/fd/{self._said}"}
+        self.said = os.memfd_create("no-restart")
+        environ = {**os.environ, NO_RESTART_VARIABLE: f"/proc/{os.getpid()}/fd/{self.said}"}
         try:
-            self._child = os.posix_spawn(self._argv[0], self._argv, environ, setsigmask=mask)
+            self.child = os.posix_spawn(self.argv[0], self.argv, environ, setsigmask=mask)
         finally:
             for number, handler in handlers.items():
                 signal.signal(number, handler)
@@ -114,34 +115,34 @@ class BatchTask:
 
         signal.signal(_warning(), signal.SIG_IGN)
         code: int = ExitCode.RUN_ME_AGAIN
-        if self._child is not None:
+        if self.child is not None:
             code = self._wait(tell=signal.SIGUSR1)
-        if code != ExitCode.RUN_ME_AGAIN or self._requeues < 1 or not self._may_requeue:
+        if code != ExitCode.RUN_ME_AGAIN or self.requeues < 1 or not self._may_requeue:
             raise SystemExit(code)  # done, failed, no requeue is left, cancelled, or another task has its work
         os.umask(0o077)  # submitit writes it to a file, and the command may have a secret
-        return DelayedSubmission(BatchTask(self._argv, self._requeues - 1))
+        return DelayedSubmission(BatchTask(self.argv, self.requeues - 1))
 
     @property
     def _may_requeue(self) -> bool:
-        return not self._ended and (self._said is None or os.fstat(self._said).st_size == 0)
+        return not self.ended and (self.said is None or os.fstat(self.said).st_size == 0)
 
     def _wait(self, tell: signal.Signals | None = None) -> int:
         """Wait for the child and return its exit code; can be called repeatedly, because handlers interrupt it.
 
         ``tell``: send this signal repeatedly meanwhile, because the child may not have installed its handler yet.
         """
-        assert self._child is not None
+        assert self.child is not None
         looks = 0
-        while (end := os.waitid(os.P_PID, self._child, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:
+        while (end := os.waitid(os.P_PID, self.child, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:
             if tell is not None and looks % _LOOKS_PER_SIGNAL == 0:
-                os.kill(self._child, tell)
+                os.kill(self.child, tell)
             looks += 1
             time.sleep(_LOOK_EVERY_S)
         return end.si_status if end.si_code == os.CLD_EXITED else 128 + end.si_status
 
     def _note_end(self, _signum: int, _frame: object) -> None:
         """Remember TERM: a cancelled task must not be requeued."""
-        self._ended = True
+        self.ended = True
 
 
 def _warning() -> signal.Signals:

@@ -18,9 +18,10 @@ import time
 import tty
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import quote
 
 import typer
 from rich.console import Console
@@ -32,15 +33,14 @@ from badcjobs.clock import SystemClock
 from badcjobs.cluster.slurm import QueueReader
 from badcjobs.errors import BadcjobsError, BadInput, NotHere, error_line
 from badcjobs.live.draw import Page, as_plain_text, draw
+from badcjobs.live.snapshot import Snapshot
 from badcjobs.live.ui_state import UiState, parse_keys, press
-from badcjobs.live.views import open_machine_view, open_run_view
+from badcjobs.live.views import MachineView, View, open_machine_view, open_run_view
 from badcjobs.paths import shell_line
+from badcjobs.project import Project
 
 if TYPE_CHECKING:
     from badcjobs.live.serve import ServerAddress
-    from badcjobs.live.snapshot import Snapshot
-    from badcjobs.live.views import MachineView, View
-    from badcjobs.project import Project
 
 Shown = Annotated[Path | None, typer.Argument(metavar="[DIR|FILE]")]
 _HOST = "127.0.0.1"
@@ -174,8 +174,6 @@ def _check_installed() -> None:
 
 def _announce(place: ServerAddress, target: Path | None, token: str | None, *, json_wanted: bool) -> None:
     """Print the address, and how to open it from another computer."""
-    from urllib.parse import quote
-
     if json_wanted:
         say(json.dumps({"url": place.url, "host": place.host, "port": place.port, "pid": os.getpid()}))
         return
@@ -267,40 +265,42 @@ def _interact(
             )
 
 
+@dataclass
 class _SnapshotReader:
     """Reads snapshots in a thread, so that keys never wait for a slow filesystem."""
 
-    def __init__(self, view: View, interval_s: float) -> None:
-        self._view = view
-        self._interval_s = interval_s
-        self._snapshot: Snapshot | None = None
-        self._error: Exception | None = None
+    view: View
+    interval_s: float
+    last: Snapshot | None = None
+    error: Exception | None = None
+
+    def __post_init__(self) -> None:
         threading.Thread(target=self._read, name="reader", daemon=True).start()
 
     @property
     def snapshot(self) -> Snapshot | None:
         """The newest snapshot; None: not read yet. Raises the error of the thread."""
-        if self._error is not None:
-            raise self._error
-        return self._snapshot
+        if self.error is not None:
+            raise self.error
+        return self.last
 
     def _read(self) -> None:
         """Read until the program ends; a large run first in parts, so that the first tasks appear soon."""
         patience_s = _FIRST_PATIENCE_S
         last: Snapshot | None = None
-        while self._error is None:
+        while self.error is None:
             try:
-                last = self._view.look(patience_s)
-                self._snapshot = last
+                last = self.view.look(patience_s)
+                self.last = last
             except Exception as error:
                 if last is None or not isinstance(error, BadcjobsError | OSError):
-                    self._error = error
+                    self.error = error
                 else:  # the folder or its filesystem is not available: keep the last snapshot
                     reason = error_line(error)
-                    self._snapshot = replace(last, remarks=(f"{reason}; showing the last reading", *last.remarks))
+                    self.last = replace(last, remarks=(f"{reason}; showing the last reading", *last.remarks))
             if last is not None and not last.unread:
-                patience_s = _SHARE * self._interval_s
-                time.sleep(self._interval_s)
+                patience_s = _SHARE * self.interval_s
+                time.sleep(self.interval_s)
 
 
 def _pressed_keys() -> list[str]:

@@ -36,14 +36,14 @@ from badcjobs.cli.output import (
 )
 from badcjobs.clock import SystemClock
 from badcjobs.errors import BadInput, ExitCode, NotHere
+from badcjobs.model import StandIn
 from badcjobs.paths import shell_line
 from badcjobs.report.tables import Table, columns, table_text
-from badcjobs.words import UNKNOWN, memory, plain, share_words, temperature
+from badcjobs.words import UNKNOWN, count, duration, memory, plain, share_words, temperature
 
 if TYPE_CHECKING:
     from badcjobs.devices.free import DeviceRequest
     from badcjobs.devices.listing import DeviceNow, Listing
-    from badcjobs.model import StandIn
 
 
 def gpus(
@@ -156,8 +156,6 @@ def record(
 
 def _say_recorded(end: Mapping[str, Any], *, around_command: bool) -> None:
     """Print what was recorded; stdout belongs to the command, if there is one."""
-    from badcjobs.words import count, duration
-
     recorded = f"{count(end['devices'], 'device')} recorded for {duration(end['wall_s'])}: {end['out']}"
     if end["telemetry"] != "on":
         recorded += f"; telemetry {end['telemetry']}"

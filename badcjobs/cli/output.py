@@ -10,7 +10,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -187,7 +187,7 @@ def _log_to(handler: logging.Handler, level: int) -> None:
     logging.getLogger("badcjobs").addHandler(handler)
 
 
-@dataclass(slots=True)
+@dataclass
 class Pace:
     """Prints the progress of a long operation to stderr, every few seconds: amount, speed and remaining time."""
 
@@ -265,8 +265,6 @@ def poll_s(usual_s: float) -> float:
 
 def read_world() -> World:
     """Return the real world, and install the signal handlers."""
-    from dataclasses import replace
-
     from badcjobs.clock import SystemClock
     from badcjobs.task.startup import StopRequest, World
 

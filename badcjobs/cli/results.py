@@ -38,6 +38,7 @@ from badcjobs.clock import SystemClock
 from badcjobs.cluster.slurm import QueueReader
 from badcjobs.errors import BadInput, ExitCode
 from badcjobs.planning.site import find_billing
+from badcjobs.store.atomic_write import cannot_write
 from badcjobs.words import count
 
 if TYPE_CHECKING:
@@ -238,7 +239,6 @@ def export(
 def _carry_out(order: ExportOrder, out: Path) -> None:
     """Write an export, and print what was written and what to do next."""
     from badcjobs.report.export import export as carry_out
-    from badcjobs.store.atomic_write import cannot_write
 
     try:
         written, notes = carry_out(order, sys.stdout.buffer, _tell_progress(out))

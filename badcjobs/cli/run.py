@@ -26,6 +26,7 @@ from badcjobs.cli.options import (
     with_settings,
 )
 from badcjobs.cli.output import answer, log_to_file, log_to_stderr, read_world, say_next, shows_only_ascii, this_command
+from badcjobs.devices.allocation import is_in_slurm
 from badcjobs.errors import ExitCode
 from badcjobs.live.text_fit import GAP, bar, finished
 from badcjobs.paths import user_cache
@@ -56,7 +57,6 @@ def run(context: typer.Context, source: Sources = None, json_wanted: JsonWanted 
       badcjobs run july.csv --out runs/july --engine-arg=--region=CA-NT
     """
     keep_bytecode()
-    from badcjobs.devices.allocation import is_in_slurm
     from badcjobs.planning.site import find_billing
     from badcjobs.report.text import task_end_text
     from badcjobs.task.run_task import run_task

@@ -6,6 +6,7 @@ import math
 from array import array
 from dataclasses import replace
 from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,11 @@ from badcjobs.cli.output import (
     this_command,
 )
 from badcjobs.errors import BadcjobsError, BadInput
-from badcjobs.paths import shell_line
+from badcjobs.model import ArrayOrder, StandIn
+from badcjobs.paths import RunFolder, shell_line
+from badcjobs.paths import folder as resources
+from badcjobs.project import NAME
+from badcjobs.settings import OPTIONS_ONLY, SETTINGS, PlanSettings, RunSettings, SubmitSettings, to_toml
 
 if TYPE_CHECKING:
     from badcjobs.cluster.templates import Template
@@ -64,7 +69,6 @@ def demo(
     from badcjobs.cli.results import files_text, say_summary
     from badcjobs.cluster.local import emulate_order
     from badcjobs.cluster.local_task import LocalSettings
-    from badcjobs.model import ArrayOrder, StandIn
     from badcjobs.processes import last_lines
     from badcjobs.report.document import document_of
 
@@ -111,8 +115,6 @@ def _world_of_demo() -> World:
 
 def _write_project(place: Path) -> Path:
     """Create the run folder with audio and a project file; return its path."""
-    from badcjobs.paths import RunFolder
-
     RunFolder(place).create()
     project = place / "badcjobs.toml"
     make_audio(place / "audio")
@@ -187,15 +189,13 @@ def guide(topic: str | None = typer.Argument(None, metavar="TOPIC")) -> int:
 
 def read_topic(topic: str) -> str:
     """Return one page, with its placeholders filled in."""
-    from badcjobs.paths import folder
-
     if topic not in PAGES:
         raise BadInput(f"there is no page {topic!r}", why="pages are " + ", ".join(PAGES), fix="badcjobs guide")
-    text = (folder("guide") / f"{topic}.md").read_text(encoding="utf-8")
+    text = (resources("guide") / f"{topic}.md").read_text(encoding="utf-8")
     generated = {
         "{{tables}}": lambda: _sections(views=False),
         "{{views}}": lambda: _sections(views=True),
-        "{{folder:templates}}": lambda: str(folder("templates")),
+        "{{folder:templates}}": lambda: str(resources("templates")),
         "{{settings}}": settings_text,
         "{{failures}}": failures_text,
         "{{findings}}": lambda: import_module("badcjobs.report.job").list_findings(),
@@ -244,8 +244,6 @@ def failures_text() -> str:
 
 def settings_text() -> str:
     """Return every key of badcjobs.toml: a row each, with a star if it is an option as well, its help and default."""
-    from badcjobs.settings import OPTIONS_ONLY, SETTINGS, to_toml
-
     lines = []
     for table, settings in SETTINGS.items():
         lines += ["", f"## [{table}]" if table else "## At the top", ""]
@@ -264,8 +262,6 @@ def settings_text() -> str:
 
 def metrics_text() -> str:
     """Return every Prometheus metric: a row each, with its meaning, its unit and its own labels."""
-    from itertools import groupby
-
     from badcjobs.report.prometheus import METRICS
 
     width = max(len(metric.name) for metric in METRICS)
@@ -292,7 +288,6 @@ def init(
     """
     from badcjobs.cluster.templates import write_new
     from badcjobs.planning.site import find_here, project_text
-    from badcjobs.project import NAME
 
     findings, values = find_here(environ(), Path.cwd(), site)
     write_new(Path(NAME), project_text(values), f"less {NAME}")
@@ -318,7 +313,6 @@ def template(
     from badcjobs.cluster.templates import fill_template, write_new
     from badcjobs.planning.resolve_submit import complete as complete_options
     from badcjobs.planning.site import find_site
-    from badcjobs.settings import PlanSettings, RunSettings, SubmitSettings
 
     is_used = bool(settings) or out is not None  # else it is only looked at
     if name is None and not is_used:

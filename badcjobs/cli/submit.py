@@ -125,12 +125,13 @@ def submit(
     return _submit_to_slurm(resolved, how)
 
 
-def _local_settings(options: SubmitSettings, stand_in: StandIn, how: SubmitFlags) -> LocalSettings:
+def _local_settings(options: SubmitSettings, stand_in: StandIn, how: SubmitFlags, **more: int) -> LocalSettings:
     return LocalSettings(
         stand_in,
         share_gpus=options.share_gpus,
         kill_wait_s=options.kill_wait_s,
         again=how.again,
+        **more,
     )
 
 
@@ -157,13 +158,7 @@ def _submit_to_slurm(resolved: ResolvedSubmit, how: SubmitFlags) -> int:
         remark("--no-resume: chunks that are done will be done again")
     slurm = Slurm(BatchTask, environ=_environ_of_sbatch())
     with DelayedSignals("sbatch is submitting the job; waiting for its answer") as held:
-        submitted = submit_or_find(
-            plan,
-            slurm,
-            clock,
-            again=how.again,
-            hold=held.begin,
-        )
+        submitted = submit_or_find(plan, slurm, clock, again=how.again, hold=held.begin)
         facts = _facts(submitted)
         if not how.json_wanted:
             say(_result_text(facts, submitted))
@@ -270,9 +265,8 @@ def _submit_here(resolved: ResolvedSubmit, devices: StandIn, how: SubmitFlags) -
             remark(note)
     if how.dry_run:
         return _show_scripts(how, script=emulation.script_of(plan.order))
-    settings = _local_settings(resolved.options, devices, how)
-    if not plan.order.only:
-        settings = replace(settings, chunks=plan.survey.chunks)
+    chunks = 0 if plan.order.only else plan.survey.chunks
+    settings = _local_settings(resolved.options, devices, how, chunks=chunks)
     done = emulation.emulate_order(plan.order, settings, world, remark)
     facts = {"chunks": plan.survey.chunks, "audio_looked_at": plan.survey.looked_at}
     return _report_local_end(done, how, facts)
@@ -296,7 +290,7 @@ def _submit_script(
         return _show_scripts(how, script=emulation.read_user_script(order, world))
     devices = find_stand_in(project, flags.get("simulate"))
     requeues = project.get("submit", "requeues") or 0
-    settings = replace(_local_settings(options, devices, how), max_requeues=requeues)
+    settings = _local_settings(options, devices, how, max_requeues=requeues)
     done = emulation.emulate_script(order, settings, world, remark)
     return _report_local_end(done, how, {})
 

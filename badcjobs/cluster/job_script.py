@@ -48,7 +48,7 @@ _PATHS = ("out", "root", "hawkears_root")
 Words = Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Mistake:
     """A mistake in a script."""
 
@@ -56,7 +56,7 @@ class Mistake:
     fix: str  # a line to paste
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ParsedWords:
     """The parsed words after ``badcjobs``; values may have unknown variables."""
 
@@ -69,7 +69,7 @@ class ParsedWords:
 Parser = Callable[[Words], ParsedWords]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Call:
     """A line of a script that calls badcjobs."""
 
@@ -102,7 +102,7 @@ class Call:
         return not CONTAINERS.isdisjoint(self.before)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BatchScript:
     """A job script, as far as it can be read."""
 

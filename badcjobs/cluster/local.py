@@ -10,7 +10,7 @@ import shlex
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,39 +80,39 @@ class Emulation(NamedTuple):
         }
 
 
+@dataclass
 class LocalMachine:
     """This machine as a scheduler: it runs one array, to its end; implements Scheduler.
 
     ``lock`` locks a run folder as soon as it is known, until the caller has merged the results.
     """
 
-    def __init__(self, settings: LocalSettings, world: World, tell: Tell, lock: LockRun) -> None:
-        self.rows: Sequence[TaskRow] = ()
-        self.run_folder: RunFolder | None = None  # None: no task has named it
-        self._settings = settings
-        self._world = world
-        self._tell = tell
-        self._lock = lock
+    settings: LocalSettings
+    world: World
+    tell: Tell
+    lock: LockRun
+    rows: Sequence[TaskRow] = ()
+    run_folder: RunFolder | None = None  # None: no task has named it
 
     def submit(self, order: ArrayOrder) -> Submitted:
         """Run an array to its end."""
-        self._settings = replace(self._settings, max_requeues=order.requeues)
+        self.settings = replace(self.settings, max_requeues=order.requeues)
         return self.run_script(script_of(order), order.name, out=order.out)
 
     def run_script(self, text: str, name: str, options: Sequence[str] = (), out: Path | None = None) -> Submitted:
         """Run a job script to its end as ``sbatch OPTIONS SCRIPT`` would, once per index."""
         if out is not None:
             self.run_folder = RunFolder(out)
-            self._lock(out)
+            self.lock(out)
             (out / "logs").mkdir(parents=True, exist_ok=True)
         request = read_script_request(text, options)
         name = request.options.get("job-name") or name
-        job = LocalJob(self._new_number(), name, request, text, self._world, self._settings)
-        holder = out or self._world.cwd
-        pool = open_pool(job.gpus, self._settings.stand_in, self._world, holder, share=self._settings.share_gpus)
-        array = LocalArray(job, pool, self._tell, self._lock, self.run_folder)
+        job = LocalJob(self._new_number(), name, request, text, self.world, self.settings)
+        holder = out or self.world.cwd
+        pool = open_pool(job.gpus, self.settings.stand_in, self.world, holder, share=self.settings.share_gpus)
+        array = LocalArray(job, pool, self.tell, self.lock, self.run_folder)
         self.rows = array.rows
-        _check(array, self._tell, share=self._settings.share_gpus)
+        _check(array, self.tell, share=self.settings.share_gpus)
         try:
             job.folder.mkdir(mode=0o700)
         except OSError as error:
@@ -124,7 +124,7 @@ class LocalMachine:
 
     def _new_number(self) -> int:
         """Return a job number that is new in the run folder: the time in seconds, so that it grows as Slurm's do."""
-        number = self._world.clock.now_ms() // 1000
+        number = self.world.clock.now_ms() // 1000
         if self.run_folder is not None:
             while records.rows_in(self.run_folder.path, str(number)).exists():
                 number += 1
@@ -142,11 +142,11 @@ class LocalMachine:
 
     def cancel_line(self, job: Submitted) -> str:
         """Return the command that stops the process which runs the array."""
-        return shlex.join(["kill", str(self._world.pid)])
+        return shlex.join(["kill", str(self.world.pid)])
 
     def finish(self, job: Submitted) -> Emulation:
         """Merge the results of a job that has ended, and decide on the verdict."""
-        stop = self._world.stop
+        stop = self.world.stop
         run = self.run_folder
         out = None if run is None else run.path
         if stop.cut_short_by is not None:
@@ -155,13 +155,13 @@ class LocalMachine:
         merged = None
         if run is None:
             verdict = verdict_of(self.rows)
-            self._tell("not merged: no badcjobs run has started, so the run folder is not known")
+            self.tell("not merged: no badcjobs run has started, so the run folder is not known")
         else:
             verdict = verdict_of(self.ends(job, self.states(job), run))
             if any(run.tasks.glob("*.sqlite")):
                 if signal.getsignal(signal.SIGINT) == stop.receive:
                     signal.signal(signal.SIGINT, signal.default_int_handler)  # a merge may be interrupted at any moment
-                merged = finish_job(MergeOrder([run.path], run.job_database), self._world.clock)
+                merged = finish_job(MergeOrder([run.path], run.job_database), self.world.clock)
                 if merged.summary.verdict != "done":  # else an earlier job did all chunks, although these tasks failed
                     verdict = merged.summary.verdict
             elif verdict != "done" and stop.ended_by is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from badcjobs.cluster.local_devices import DevicePool
@@ -34,34 +35,36 @@ _STEPS = {
 }
 
 
+@dataclass
 class Timer:
     """Is due at once, then after each interval."""
 
-    def __init__(self, clock: Clock, every_s: float) -> None:
-        self._clock = clock
-        self._every_s = every_s
-        self._next_s = 0.0
+    clock: Clock
+    every_s: float
+    next_s: float = 0.0
 
     def is_due(self) -> bool:
         """Say whether the interval is over; if so, begin the next one."""
-        now_s = self._clock.monotonic_s()
-        if now_s < self._next_s:
+        now_s = self.clock.monotonic_s()
+        if now_s < self.next_s:
             return False
-        self._next_s = now_s + self._every_s
+        self.next_s = now_s + self.every_s
         return True
 
 
+@dataclass
 class LocalArray:
     """All tasks of one job, in one thread: PDEATHSIG ends a task when the thread that started it ends."""
 
-    def __init__(self, job: LocalJob, pool: DevicePool, tell: Tell, lock: LockRun, run: RunFolder | None) -> None:
-        self.job = job
-        self.run_folder = run  # None: no task has named it yet
-        self.rows = [TaskRow(index, PENDING, None, job.log(index)) for index in job.indices]
-        self._pool = pool
-        self._tell = tell
-        self._lock_run = lock
-        self._clock = job.world.clock
+    job: LocalJob
+    pool: DevicePool
+    tell: Tell
+    lock_run: LockRun
+    run_folder: RunFolder | None  # None: no task has named it yet
+
+    def __post_init__(self) -> None:
+        self.rows = [TaskRow(index, PENDING, None, self.job.log(index)) for index in self.job.indices]
+        self._clock = self.job.world.clock
         self._waiting = list(self.rows)
         self._running: list[Attempt] = []
         self._stopping = 0  # the last step of stopping
@@ -75,7 +78,7 @@ class LocalArray:
     def most_at_a_time(self) -> int:
         """How many tasks may run at a time, without regard to devices."""
         most = self.job.parallel or len(self.rows)
-        if self.job.gpus and not self._pool.share:
+        if self.job.gpus and not self.pool.share:
             return most  # too few cores only make them slower
         return min(most, self.job.world.cores // self.job.cores)
 
@@ -110,7 +113,7 @@ class LocalArray:
             if signum is None or self._stopping >= step:
                 continue
             self._stopping = step
-            self._tell(f"{signum.name}: {_STEPS[step].format(count_of(len(self._running), 'task'))}")
+            self.tell(f"{signum.name}: {_STEPS[step].format(count_of(len(self._running), 'task'))}")
             for attempt in self._running:
                 if step == _WARNED:
                     attempt.warn(signum)
@@ -123,7 +126,7 @@ class LocalArray:
 
     def _start_what_fits(self) -> None:
         while self._waiting and not self._stopping and len(self._running) < self.most_at_a_time:
-            devices = self._pool.take(self.job.gpus)
+            devices = self.pool.take(self.job.gpus)
             if devices is None:
                 self._tell_waiting()
                 return
@@ -131,9 +134,9 @@ class LocalArray:
                 self.run_folder.stop_waiting()
             row = self._waiting.pop(0)
             try:
-                attempt = Attempt(self.job, row, devices, self._pool.lock_files(devices))
+                attempt = Attempt(self.job, row, devices, self.pool.lock_files(devices))
             except OSError as problem:
-                self._pool.give_back(devices)
+                self.pool.give_back(devices)
                 self._change(row, FAILED, f"cannot be started: {problem}")
                 continue
             self._running.append(attempt)
@@ -146,10 +149,10 @@ class LocalArray:
 
     def _tell_waiting(self) -> None:
         """Tell which other runs use the devices, at most every 30 s."""
-        if not self._pool.refusals or not self._waiting_timer.is_due():
+        if not self.pool.refusals or not self._waiting_timer.is_due():
             return
-        why = f"waiting for GPUs that other runs use: {'; '.join(self._pool.refusals)}"
-        self._tell(why)
+        why = f"waiting for GPUs that other runs use: {'; '.join(self.pool.refusals)}"
+        self.tell(why)
         if self.run_folder is not None:
             self.run_folder.tell_waiting(why)
 
@@ -158,7 +161,7 @@ class LocalArray:
     def _finish_attempt(self, attempt: Attempt) -> None:
         row = attempt.row
         self._running.remove(attempt)
-        self._pool.give_back(attempt.devices)
+        self.pool.give_back(attempt.devices)
         row.exit_code = attempt.exit_code
         state = attempt.ended_by or (FAILED if row.exit_code else COMPLETED)
         note = f"exit code {row.exit_code} after {self._clock.monotonic_s() - attempt.started_s:.0f} s"
@@ -204,7 +207,7 @@ class LocalArray:
         databases = attempt.databases() if self.run_folder is None else []
         if databases:
             run = RunFolder(databases[0].parent.parent)
-            self._lock_run(run.path)
+            self.lock_run(run.path)
             self.run_folder = run
             self._watch.keep_run(run.path)
 
@@ -218,7 +221,7 @@ class LocalArray:
         running = sum(row.state == RUNNING for row in self.rows)
         ended = len(self.rows) - waiting - running
         name = " ".join(filter(None, [self.job.task_name(row.index), state, note]))
-        self._tell(f"{name}; {ended} of {len(self.rows)} ended, {running} running, {waiting} waiting")
+        self.tell(f"{name}; {ended} of {len(self.rows)} ended, {running} running, {waiting} waiting")
 
     def _tell_chunks(self) -> None:
         """Tell how many chunks are done in the databases that the tasks have published, if that has changed."""
@@ -230,7 +233,7 @@ class LocalArray:
             line = f"{done:,} of {count_of(self.job.settings.chunks, 'chunk')} done"
         if line != self._chunk_line:
             self._chunk_line = line
-            self._tell(f"job {self.job.job_id}: {line}; {len(self._running)} running, {len(self._waiting)} waiting")
+            self.tell(f"job {self.job.job_id}: {line}; {len(self._running)} running, {len(self._waiting)} waiting")
 
     def _write_states(self, *, last: bool = False) -> None:
         """Write the states to their file, at most twice a second, and at the end."""

@@ -36,7 +36,7 @@ _SCAN_EVERY_S = 0.25  # listing all processes of the machine takes a few millise
 _KILL_WAIT_S = 30.0  # as Slurm's default
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LocalSettings:
     """How to emulate."""
 
@@ -71,7 +71,7 @@ class TaskRow(TaskOutcome):
         return {**TaskOutcome.to_dict(self), **more}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LocalJob:
     """A job on this machine."""
 
@@ -151,31 +151,35 @@ def visible_lists(devices: Sequence[Device]) -> dict[str, str]:
     return show_only(devices[0].vendor, ",".join(names))
 
 
+@dataclass
 class Attempt:
     """One start of the script for a task; call ``look`` repeatedly until it returns True: all processes have ended.
 
     The script inherits ``lock_files``, which keeps its devices locked. Raises OSError if it cannot be started.
     """
 
-    def __init__(self, job: LocalJob, row: TaskRow, devices: Sequence[Device], lock_files: Sequence[int]) -> None:
-        self.row = row
-        self.devices = devices
+    job: LocalJob
+    row: TaskRow
+    devices: Sequence[Device]
+    lock_files: Sequence[int]
+    ended_by: str | None = None  # TIMEOUT or CANCELLED; None: the script ended by itself
+
+    def __post_init__(self) -> None:
+        job = self.job
         self.started_s = job.world.clock.monotonic_s()
-        self.ended_by: str | None = None  # TIMEOUT or CANCELLED; None: the script ended by itself
-        self.folder = job.folder / f"{job.task_name(row.index)}.r{row.restarts}"
-        self._job = job
+        self.folder = job.folder / f"{job.task_name(self.row.index)}.r{self.row.restarts}"
         self._clock = job.world.clock
         self._mark = f"{job.mark}/{self.folder.name}"
         # badcjobs run recognises its own file by the number before the dot.
-        self._notes = self.folder / f"{job.own_id(row.index)}.notes"
+        self._notes = self.folder / f"{job.own_id(self.row.index)}.notes"
         early = job.request.signal
         self._warning = early if early is not None and early.to_script else None
         self._kill_at_s: float | None = None
         self._next_scan_s = 0.0
-        self._process = self._start(lock_files)
+        self._process = self._start()
 
-    def _start(self, lock_files: Sequence[int]) -> Popen[bytes]:
-        job = self._job
+    def _start(self) -> Popen[bytes]:
+        job = self.job
         temporary = self.folder / "tmp"
         temporary.mkdir(parents=True)
         script = self.folder / "slurm_script"  # a copy: editing the original does not change a running task
@@ -196,14 +200,14 @@ class Attempt:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                pass_fds=lock_files,
+                pass_fds=self.lock_files,
                 start_new_session=True,
                 preexec_fn=lambda: die_with_parent(signal.SIGTERM),
             )
 
     def _variables(self) -> dict[str, str]:
         """Return the environment of the script: inherited variables, and those that Slurm 22.05 or newer sets."""
-        job = self._job
+        job = self.job
         now_s = self._clock.now_ms() // 1000
         asked = job.request.asked
         memory_mib = math.ceil(1024 * (asked.memory_gb_per_node or 0))
@@ -263,7 +267,7 @@ class Attempt:
             "ended_at_s": now_s,
         }
         self.row.ends.append(end)
-        task = {"job_id": str(self._job.job_id), "array_index": self.row.index, "node": self._job.node}
+        task = {"job_id": str(self.job.job_id), "array_index": self.row.index, "node": self.job.node}
         document = {**task, **end, "exit_code": self.slurm_exit_code, "written_by": "emulation"}
         with suppress(OSError):  # a full disk: merge works without it
             for database in self.databases():
@@ -288,7 +292,7 @@ class Attempt:
         """Send the signals that are due; return True when the script and all its processes have ended."""
         now_s = self._clock.monotonic_s()
         runs = self._process.poll() is None
-        limit_s = self._job.request.asked.time_s or math.inf
+        limit_s = self.job.request.asked.time_s or math.inf
         left_s = limit_s - (now_s - self.started_s)
         if runs and self._warning is not None and left_s <= self._warning.lead_s:
             self.warn(self._warning.signum)
@@ -323,7 +327,7 @@ class Attempt:
         send(self._processes(), signal.SIGKILL)
 
     def _terminate(self, processes: Sequence[psutil.Process]) -> None:
-        self._kill_at_s = self._clock.monotonic_s() + self._job.settings.kill_wait_s
+        self._kill_at_s = self._clock.monotonic_s() + self.job.settings.kill_wait_s
         send(processes, signal.SIGCONT, signal.SIGTERM)
 
     def _processes(self) -> list[psutil.Process]:

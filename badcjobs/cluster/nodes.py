@@ -51,7 +51,7 @@ class GpuCount:
     used: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Partition:
     """One partition."""
 

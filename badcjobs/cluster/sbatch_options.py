@@ -124,7 +124,7 @@ def batch_text(options: Mapping[str, object], lines: Sequence[str], about: Seque
 # --- arrays ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ArraySpec:
     """The indices of an array in ascending order, and how many of its tasks may run at a time (None: all)."""
 
@@ -180,7 +180,7 @@ def range_of(tasks: int, parallel: int | None) -> str:
 # --- single values --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EarlySignal:
     """The early signal: ``--signal=B:USR1@180``."""
 
@@ -229,7 +229,7 @@ def parse_signal(text: str) -> EarlySignal:
 # --- what all of them request ---------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Asked:
     """What a job requests from Slurm; None: not specified."""
 
@@ -259,7 +259,7 @@ def try_parse(mistakes: Mistakes, read: Callable[..., T], *arguments: Any) -> T 
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Request:
     """The options of a job and their values; None: not given."""
 

@@ -45,7 +45,7 @@ class SubmissionUnknown(SlurmRefused):
     """It is not known whether Slurm accepted a job."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Slurm:
     """Slurm, through its programs; implements Scheduler.
 
@@ -234,14 +234,14 @@ def _last_attempts(run: RunFolder, job_id: str) -> dict[int, tuple[str | None, i
 # --- what waits and runs ----------------------------------------------------------------------------------------------
 
 
+@dataclass
 class QueueReader:
     """Asks squeue what it has of a run, at most every 30 s, or when the question changes."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._question: object = None  # the last one
-        self._answer: Queue | None = None
-        self._ask_again_s = 0.0
+    clock: Clock
+    question: object = None  # the last one
+    answer: Queue | None = None
+    ask_again_s: float = 0.0
 
     def __call__(self, run: Path, job_ids: Iterable[str]) -> Queue | None:
         """Return what waits and runs of the submitted job and of the jobs that wrote the task databases.
@@ -254,12 +254,12 @@ class QueueReader:
             numbers = {number for number in (submitted.job_id, *job_ids) if number.isdecimal()}
             numbers -= {number for number in numbers if records.rows_in(run, number).exists()}  # emulated
             question = (run, numbers, submitted.merge_job_id)
-            now_s = self._clock.monotonic_s()
-            if question != self._question or now_s >= self._ask_again_s:
-                self._question = question
-                self._ask_again_s = now_s + POLL_S
-                self._answer = query_queue(*question) if numbers else None
-            return self._answer
+            now_s = self.clock.monotonic_s()
+            if question != self.question or now_s >= self.ask_again_s:
+                self.question = question
+                self.ask_again_s = now_s + POLL_S
+                self.answer = query_queue(*question) if numbers else None
+            return self.answer
         return None
 
 

@@ -61,7 +61,7 @@ class SourceSurvey(NamedTuple):
         return notes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ArrayPlan:
     """An order whose source was read completely."""
 
@@ -176,9 +176,11 @@ def make_order(
         wrong.append("--gpus-per-task 0: a task without a GPU needs -- --cpu-workers 2, or it cannot start")
     refuse(wrong, "badcjobs submit --help", "these options cannot be used")
 
-    order = _order_of(options, shape, spec, time_min)
-    return replace(
-        order,
+    return _order_of(
+        options,
+        shape,
+        spec,
+        time_min,
         out=out,
         run_arguments=tuple(run_arguments),
         name=name,
@@ -187,8 +189,10 @@ def make_order(
     )
 
 
-def _order_of(options: SubmitSettings, shape: ArrayShape, spec: sbatch.ArraySpec | None, time_min: int) -> ArrayOrder:
-    """Return an order without its work: the array, and what each task gets."""
+def _order_of(
+    options: SubmitSettings, shape: ArrayShape, spec: sbatch.ArraySpec | None, time_min: int, **work: Any
+) -> ArrayOrder:
+    """Return an order: its work, the array, and what each task gets."""
     gpus = 1 if options.gpus_per_task is None else options.gpus_per_task
     only: tuple[int, ...] = ()
     parallel = options.parallel
@@ -197,8 +201,7 @@ def _order_of(options: SubmitSettings, shape: ArrayShape, spec: sbatch.ArraySpec
         if len(spec.indices) != shape.count:
             only = spec.indices
     return ArrayOrder(
-        out=Path(),
-        run_arguments=(),
+        **work,
         tasks=shape.count,
         first=shape.first,
         step=shape.step,
@@ -285,7 +288,7 @@ def _read_array(
 # --- from the order to a job that Slurm has -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SubmitResult:
     """A submitted job; ``found``: it existed before this command."""
 
