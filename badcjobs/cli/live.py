@@ -111,12 +111,7 @@ def monitor(
             print_snapshot(view.look(), ascii_only=ascii_only)
         else:
             ui = UiState.at_start(of_run=target is not None)
-            return show(
-                view,
-                ui,
-                interval_s=interval,
-                ascii_only=ascii_only,
-            )
+            return show(view, ui, interval_s=interval, ascii_only=ascii_only)
     return 0
 
 
@@ -257,12 +252,7 @@ def _interact(
         if ui.quitting or is_suspended.is_set():
             return ui
         for key in _pressed_keys():
-            ui = press(
-                ui,
-                key,
-                rows=page.rows,
-                names=page.names,
-            )
+            ui = press(ui, key, rows=page.rows, names=page.names)
 
 
 @dataclass

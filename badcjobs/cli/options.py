@@ -24,13 +24,7 @@ from badcjobs.trust import Trust
 
 def option(metavar: str, text: str, *names: str, default: Any = None, **limits: Any) -> Any:
     """Return an option that takes a value; ``names``: if they are not made from the name of the parameter."""
-    return typer.Option(
-        default,
-        *names,
-        metavar=metavar,
-        help=text,
-        **limits,
-    )
+    return typer.Option(default, *names, metavar=metavar, help=text, **limits)
 
 
 def flag(name: str, text: str) -> Any:
@@ -275,6 +269,4 @@ def sources_of(job: Path) -> list[Path]:
         frozen = FrozenRun.read(RunFolder(run_of(folder)).run_toml)
     except BadInput:
         return []
-    if frozen is None:
-        return []
-    return [Path(source) for source in frozen.settings.get("source", ())]
+    return [] if frozen is None else [Path(source) for source in frozen.settings.get("source", ())]

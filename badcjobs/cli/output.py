@@ -86,9 +86,7 @@ def say(text: str, *, painted: bool = False) -> None:
 
 
 def _in_locale(text: str) -> str:
-    if shows_only_ascii():
-        return to_ascii(text)
-    return text
+    return to_ascii(text) if shows_only_ascii() else text
 
 
 def say_next(*words: str | Path, note: str = "") -> None:
@@ -107,15 +105,11 @@ def this_command(*more: str, name: str | None = None, without: Sequence[str] = (
 
 
 def print_document(document: str | Iterable[str]) -> None:
-    """Print a document, or its lines, unchanged; on a terminal, without control characters."""
-    parts: Iterable[str] = document
-    end = ""
-    if isinstance(document, str):
-        parts = [document]
-        end = "\n"
+    """Print a document, or its lines, unchanged but for one line end; on a terminal, without control characters."""
+    parts = [document.rstrip("\n"), "\n"] if isinstance(document, str) else document
     if sys.stdout and sys.stdout.isatty():
         parts = (safe_lines(part, tabs=True) for part in parts)
-    _print(parts, end)
+    _print(parts, end="")
 
 
 def _print(parts: Iterable[str], end: str = "\n") -> OSError | None:

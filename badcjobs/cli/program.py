@@ -92,8 +92,8 @@ class Command(TyperCommand):
         usage = f"Usage: badcjobs {self.name} {self.usage}".rstrip()
         lines = [usage, "", *textwrap.wrap(" ".join(text.split()), _WIDTH)]
         groups: dict[str, list[Any]] = {"Options": []}
-        parameters: list[Any] = list(self.get_params(ctx))
-        for parameter in parameters:
+        parameter: Any
+        for parameter in self.get_params(ctx):
             if parameter.param_type_name == "option" and not parameter.hidden:
                 heading = getattr(parameter, "rich_help_panel", None) or "Options"
                 groups.setdefault(heading, []).append(parameter)
@@ -153,10 +153,10 @@ class Commands(TyperGroup):
         """Return a command; None: there is no such command."""
         if cmd_name not in BY_NAME:
             return None
-        module, usage, about = BY_NAME[cmd_name]
+        module, usage, _ = BY_NAME[cmd_name]
         function = getattr(import_module(f"badcjobs.cli.{module}"), cmd_name)
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-        alone.command(name=cmd_name, short_help=about, cls=Command)(function)
+        alone.command(name=cmd_name, cls=Command)(function)
         command = typer.main.get_command(alone)
         assert isinstance(command, Command)
         command.usage = usage
@@ -174,8 +174,8 @@ class Commands(TyperGroup):
         for section, commands in COMMANDS.items():
             lines += ["", f"{section}:", *(f"  {name:<10}  {about}" for name, (_, _, about) in commands.items())]
         lines += ["", "Options:"]
-        parameters: list[Any] = list(self.get_params(ctx))
-        for option in parameters:
+        option: Any
+        for option in self.get_params(ctx):
             if not option.hidden:
                 lines += option_lines(option)
         lines += ["", "First steps: badcjobs demo, then badcjobs guide start."]

@@ -102,7 +102,6 @@ class ProgressBars:
         can_draw = sys.stderr is not None and sys.stderr.isatty() and os.environ.get("TERM", "") not in _NO_CURSOR
         self._wanted = wanted and can_draw
         self._live: Live | None = None
-        self._ascii_only = False
         self._next_s = 0.0
 
     def show(self, look: Callable[[], TaskProgress]) -> None:
@@ -113,12 +112,7 @@ class ProgressBars:
             live = self._live or self._begin()
             before_s = time.thread_time()
             columns, lines = live.console.size
-            rows = bar_rows(
-                look(),
-                columns=columns,
-                lines=lines,
-                ascii_only=self._ascii_only,
-            )
+            rows = bar_rows(look(), columns=columns, lines=lines, ascii_only=shows_only_ascii())
             live.update(Text("\n", no_wrap=True, overflow="crop").join(rows), refresh=True)
         except OSError:
             self._wanted = False  # the terminal is closed; the work continues
@@ -141,7 +135,6 @@ class ProgressBars:
         from rich.console import Console
         from rich.live import Live
 
-        self._ascii_only = shows_only_ascii()
         self._live = Live(console=Console(stderr=True, highlight=False), auto_refresh=False, transient=True)
         self._live.start()  # from here on sys.stderr writes above the bars
         return self._live

@@ -24,6 +24,7 @@ from badcjobs.cli.output import (
     say_next,
     this_command,
 )
+from badcjobs.cluster.templates import Template, fill_template, list_templates, write_new
 from badcjobs.errors import BadcjobsError, BadInput
 from badcjobs.model import ArrayOrder, StandIn
 from badcjobs.paths import RunFolder, shell_line
@@ -32,7 +33,6 @@ from badcjobs.project import NAME
 from badcjobs.settings import OPTIONS_ONLY, SETTINGS, PlanSettings, RunSettings, SubmitSettings, to_toml
 
 if TYPE_CHECKING:
-    from badcjobs.cluster.templates import Template
     from badcjobs.task.startup import World
 
 _RATE = 8000
@@ -276,9 +276,7 @@ def metrics_text() -> str:
     return "\n".join(lines).strip()
 
 
-def init(
-    site: str | None = option("NAME|FILE", "Start from the rules of this cluster."),
-) -> int:
+def init(site: str | None = option("NAME|FILE", "Start from the rules of this cluster.")) -> int:
     """Write a commented badcjobs.toml into this folder, from what is found here: Slurm, GPUs, HawkEars, the site.
 
     It never replaces a file.
@@ -286,7 +284,6 @@ def init(
     Example:
       badcjobs init --site sockeye
     """
-    from badcjobs.cluster.templates import write_new
     from badcjobs.planning.site import find_here, project_text
 
     findings, values = find_here(environ(), Path.cwd(), site)
@@ -310,7 +307,6 @@ def template(
     Example:
       badcjobs template sockeye-array --set account=st-lab-1-gpu -o job.sbatch
     """
-    from badcjobs.cluster.templates import fill_template, write_new
     from badcjobs.planning.resolve_submit import complete as complete_options
     from badcjobs.planning.site import find_site
 
@@ -343,7 +339,7 @@ def _say_filled(filled: Template, out: Path | None) -> None:
     if filled.open:
         remark(f"still open, to edit or to give in sbatch --export: {', '.join(filled.open)}")
     if out is None:
-        print_document(filled.text.rstrip("\n"))
+        print_document(filled.text)
         remark(f"next: {shell_line(*this_command('--out=job.sbatch'))}")
         return
     say(f"{out} is written")
@@ -354,8 +350,6 @@ def _say_filled(filled: Template, out: Path | None) -> None:
 
 
 def _list_templates(*, json_wanted: bool) -> int:
-    from badcjobs.cluster.templates import list_templates
-
     templates = list_templates()
     width = max(len(template.name) for template in templates)
     rows = [f"  {template.name:<{width}}  {template.about}" for template in templates]

@@ -363,6 +363,6 @@ def _show_scripts(how: SubmitFlags, **scripts: str) -> int:
         print_json(scripts)
     else:
         between = "\n# ---- the merge job: sbatch --dependency=afterany:JOB ----\n"
-        print_document(between.join(scripts.values()).rstrip("\n"))
+        print_document(between.join(scripts.values()))
         remark(f"next: {shell_line(*this_command(without=['--dry-run']))}")
     return 0

@@ -163,7 +163,10 @@ def read_script(text: str, name: str, environ: Environ, cwd: str, parse: Parser,
     request = sbatch.read_request(own_options | sbatch_options(environ) | sbatch.read_options(options), wrong)
     test = f"sbatch --test-only {shell_line(Path(name))}   (shows the message of sbatch)"
 
-    reader = _Reader(readable, environ, cwd, parse, moves="chdir" in request.options)
+    variables = {name: value for name, value in environ.items() if not name.startswith(_OF_THE_JOB)}
+    variables |= {"SLURM_SUBMIT_DIR": cwd, "PWD": cwd}
+    moves = "chdir" in request.options or _MOVING.search(readable) is not None
+    reader = _Reader(readable, variables, parse, moves)
     reader.read()
     starts = [call for call in reader.calls if call.command == "run"]
     unread: list[int] = []
@@ -233,23 +236,24 @@ def _split(line: str) -> list[str]:
 # --- the lines that call badcjobs -----------------------------------------------------------------------------------
 
 
+@dataclass
 class _Reader:
     """Reads the lines of a script in their order: assignments as our templates have them, and calls of badcjobs."""
 
-    def __init__(self, text: str, environ: Environ, cwd: str, parse: Parser, *, moves: bool) -> None:
+    text: str
+    variables: dict[str, str]
+    parse: Parser
+    moves: bool  # to another folder: then relative paths are not known
+
+    def __post_init__(self) -> None:
         self.calls: list[Call] = []
         self.wrong_calls: list[Mistake] = []
-        self.variables = {name: value for name, value in environ.items() if not name.startswith(_OF_THE_JOB)}
-        self.variables |= {"SLURM_SUBMIT_DIR": cwd, "PWD": cwd}
         self._arrays: dict[str, str] = {}
-        self._text = text
-        self._moves = moves or _MOVING.search(text) is not None  # then relative paths are not known
-        self._parse = parse
 
     def read(self) -> None:
         """Read all lines, continued ones as one."""
-        for line in _LOGICAL_LINE.finditer(self._text):
-            number = self._text.count("\n", 0, line.start()) + 1
+        for line in _LOGICAL_LINE.finditer(self.text):
+            number = self.text.count("\n", 0, line.start()) + 1
             self._read_line(number, re.sub(r"\s*\\\r?\n\s*", " ", line[0]).rstrip())
 
     def _read_line(self, number: int, line: str) -> None:
@@ -282,7 +286,7 @@ class _Reader:
         launcher = next((name for name in before if name != "exec"), None)
         if launcher is not None and launcher not in _LAUNCHERS:
             return
-        parsed = self._parse(words[at + 1 :])
+        parsed = self.parse(words[at + 1 :])
         if parsed.wrong is not None:
             # A variable may have the rest of an option, and a launcher an option of its own with the value badcjobs.
             if not any(map(_is_unknown, words)) and (parsed.command or launcher is None):
@@ -321,19 +325,19 @@ class _Reader:
         """Return the value of an option; None: not known."""
         if name in _PATHS:
             return self._path_of(value)
-        if _is_unknown(str(value)) or (name == "config" and self._moves):
+        if _is_unknown(str(value)) or (name == "config" and self.moves):
             return None
         return value
 
     def _path_of(self, path: str) -> str | None:
         """Return a path as it is in the folder of submission; None: not known."""
-        if _is_unknown(path) or (self._moves and not posixpath.isabs(path)):
+        if _is_unknown(path) or (self.moves and not posixpath.isabs(path)):
             return None
         return path
 
     def _source_of(self, operand: str) -> str | None:
         """Return the path of a source; None: it is a pattern, or the script itself writes it."""
-        if _PATTERN.search(operand) or re.search(rf">\s*[\"']?{re.escape(operand)}", self._text):
+        if _PATTERN.search(operand) or re.search(rf">\s*[\"']?{re.escape(operand)}", self.text):
             return None
         return self._path_of(operand)
 

@@ -20,14 +20,7 @@ from badcjobs.cluster.local_array import LocalArray, LockRun
 from badcjobs.cluster.local_devices import open_pool
 from badcjobs.cluster.local_task import LocalJob, LocalSettings, TaskRow
 from badcjobs.cluster.sbatch_options import batch_text
-from badcjobs.cluster.scheduler import (
-    EXIT_CODES,
-    Ends,
-    did_all_chunks,
-    has_ended,
-    no_task_started,
-    verdict_of,
-)
+from badcjobs.cluster.scheduler import EXIT_CODES, Ends, did_all_chunks, has_ended, no_task_started, verdict_of
 from badcjobs.cluster.slurm import Slurm, query_number
 from badcjobs.cluster.wait_for_job import Tell
 from badcjobs.errors import BadInput, NotHere
@@ -112,7 +105,7 @@ class LocalMachine:
         pool = open_pool(job.gpus, self.settings.stand_in, self.world, holder, share=self.settings.share_gpus)
         array = LocalArray(job, pool, self.tell, self.lock, self.run_folder)
         self.rows = array.rows
-        _check(array, self.tell, share=self.settings.share_gpus)
+        _check(array)
         try:
             job.folder.mkdir(mode=0o700)
         except OSError as error:
@@ -235,7 +228,7 @@ def script_of(order: ArrayOrder) -> str:
     return batch_text(options, [*order.setup, f"exec {shlex.join([*PROGRAM, *order.run_arguments])}"])
 
 
-def _check(array: LocalArray, tell: Tell, *, share: bool) -> None:
+def _check(array: LocalArray) -> None:
     """Refuse a missing log folder; print what this machine cannot provide."""
     job = array.job
     logs = array.rows[0].log.parent
@@ -246,14 +239,14 @@ def _check(array: LocalArray, tell: Tell, *, share: bool) -> None:
             fix=shell_line("mkdir", "-p", logs),
         )
     tasks = len(array.rows)
-    tell(f"job {job.job_id}: {count(tasks, 'task')} on this machine, logs in {logs}")
+    array.tell(f"job {job.job_id}: {count(tasks, 'task')} on this machine, logs in {logs}")
     cores = job.request.asked.cpus or 1
     of_cores = f"each task asks for {cores} cores, and this machine has {job.world.cores}"
-    parallel = min(tasks, job.parallel or (tasks if share else 1))
+    parallel = min(tasks, job.parallel or (tasks if array.pool.share else 1))
     if array.most_at_a_time < parallel:
-        tell(f"{of_cores}: at most {array.most_at_a_time} at a time")
+        array.tell(f"{of_cores}: at most {array.most_at_a_time} at a time")
     elif job.cores < cores:
-        tell(of_cores)
+        array.tell(of_cores)
 
 
 def _command_of(order: ScriptOrder, settings: LocalSettings, world: World) -> tuple[str, ...]:

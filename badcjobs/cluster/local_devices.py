@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from badcjobs.task.startup import World
 from badcjobs.words import count as count_of
 
 
+@dataclass
 class DevicePool:
     """Assigns the devices of this machine to tasks, the least used first; tasks share a device only with ``share``.
 
@@ -24,13 +26,13 @@ class DevicePool:
     holders. Without ``new_locks`` (simulated devices) nothing is locked.
     """
 
-    def __init__(
-        self, devices: Sequence[Device], new_locks: Callable[[], DeviceLocks] | None = None, *, share: bool = False
-    ) -> None:
-        self._users = dict.fromkeys(devices, 0)
+    devices: Sequence[Device]
+    new_locks: Callable[[], DeviceLocks] | None = None
+    share: bool = False
+
+    def __post_init__(self) -> None:
+        self._users = dict.fromkeys(self.devices, 0)
         self._locks: dict[Device, DeviceLocks] = {}
-        self._new_locks = new_locks
-        self.share = share
         self.refusals: list[str] = []  # of the last call of take
 
     def lock_files(self, devices: Iterable[Device]) -> list[int]:
@@ -46,7 +48,7 @@ class DevicePool:
         if len(free) < count:
             return None
         chosen: list[Device] = []
-        alone = nullcontext() if self._new_locks is None else self._new_locks().exclusive()
+        alone = nullcontext() if self.new_locks is None else self.new_locks().exclusive()
         with alone:  # else two runs would get a part each
             for device in sorted(free, key=self._users.__getitem__):
                 if len(chosen) < count and self._lock(device):
@@ -58,9 +60,9 @@ class DevicePool:
         return tuple(sorted(chosen, key=lambda device: device.index or 0))
 
     def _lock(self, device: Device) -> bool:
-        if self._users[device] or device.uuid is None or self._new_locks is None:
+        if self._users[device] or device.uuid is None or self.new_locks is None:
             return True
-        locks = self._new_locks()
+        locks = self.new_locks()
         holder = locks.claim(device.uuid)
         if holder is not None:
             self.refusals.append(f"GPU {device.index} {holder}")

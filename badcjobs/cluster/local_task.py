@@ -58,7 +58,7 @@ class LocalSettings:
         return options
 
 
-@dataclass(slots=True)
+@dataclass
 class TaskRow(TaskOutcome):
     """One array task, from its submission to its end."""
 

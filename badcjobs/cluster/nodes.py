@@ -42,7 +42,7 @@ Document = dict[str, Any]  # of ``badcjobs cluster --json``, or a part of it
 UNTYPED = "gpu"  # the kind of a GPU without a type
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GpuCount:
     """The GPUs of one kind in one node."""
 
@@ -51,8 +51,7 @@ class GpuCount:
     used: int
 
 
-@dataclass(frozen=True)
-class Partition:
+class Partition(NamedTuple):
     """One partition."""
 
     name: str
@@ -61,7 +60,7 @@ class Partition:
     time_limit: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Node:
     """One node with its partitions."""
 
@@ -85,7 +84,7 @@ class Node:
             return f"{self.state}, no core"
         return None if self.reachable else f"{self.state}, closed"
 
-    def total(self, kind: str | None = None) -> int:
+    def total(self, kind: str | None) -> int:
         return sum(count.total for count in self.of_kind(kind))
 
     def free(self, kind: str | None = None) -> int:
@@ -246,7 +245,7 @@ def describe(cluster: Cluster, gpus: int, kind: str | None) -> Document:
     for partition in cluster.partitions:
         members = [node for node in nodes if partition.name in node.partitions]
         if members:
-            partitions.append({**asdict(partition), "nodes": len(members), **sum_gpus(members, kind)})
+            partitions.append({**partition._asdict(), "nodes": len(members), **sum_gpus(members, kind)})
     rows = []
     for node in nodes:
         why_not = {"takes_jobs": node.why_not is None, "why_not": node.why_not}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from badcjobs.errors import ExitCode, NotHere
 from badcjobs.model import ArrayOrder, JobStates, Submitted, TaskKey, not_none
@@ -37,7 +37,7 @@ UNFINISHED = frozenset(
 )  # fmt: skip
 
 
-@dataclass(slots=True)
+@dataclass
 class TaskOutcome:
     """One array task and how it ended."""
 
@@ -98,23 +98,22 @@ def did_all_chunks(run: RunFolder, job_id: str, index: int | None) -> bool:
     """Say whether the last attempt of a task that left a database has finished all its own chunks."""
     databases = list(run.tasks.glob(f"{job_id}_{index or 0}.r*.sqlite"))
     last = max((key.restart for key in not_none(TaskKey.parse(path.stem) for path in databases)), default=0)
-    rows = [read_row(path, _ALL_ENDED) for path in databases if f".r{last}." in path.name]
-    return bool(rows) and all(row is not None and row[0] for row in rows)
+    ended = [read_value(path, _ALL_ENDED) for path in databases if f".r{last}." in path.name]
+    return bool(ended) and all(ended)
 
 
 def made_progress(tasks: Path, attempt: str) -> bool | None:
     """Return whether an attempt (4821_7.r0) finished any chunk; None: it left no readable database."""
-    rows = [read_row(path, _SETTLED) for path in tasks.glob(f"{attempt}.*.sqlite")]
-    settled = [row[0] for row in rows if row is not None]
+    settled = not_none(read_value(path, _SETTLED) for path in tasks.glob(f"{attempt}.*.sqlite"))
     return any(settled) if settled else None
 
 
-def read_row(database: Path, question: str) -> tuple[Any, ...] | None:
-    """Return the single row of a query; None: the database cannot be read."""
+def read_value(database: Path, question: str) -> int | None:
+    """Return the number that a query asks for; None: there is none, or the database cannot be read."""
     try:
         with closing(open_sealed(database)) as db:
-            row: tuple[Any, ...] | None = db.execute(question).fetchone()
-            return row
+            value: int | None = db.execute(question).fetchone()[0]
+            return value
     except sqlite3.Error:
         return None
 
@@ -126,8 +125,7 @@ def count_done(databases: Iterable[Path]) -> int:
 
 @functools.lru_cache(maxsize=20_000)
 def _count_done(database: Path, version: FileVersion | None) -> int:
-    row = read_row(database, _DONE)
-    return 0 if row is None else int(row[0])
+    return read_value(database, _DONE) or 0
 
 
 def verdict_of(ends: Ends) -> str:

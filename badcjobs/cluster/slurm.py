@@ -49,17 +49,19 @@ class SubmissionUnknown(SlurmRefused):
 class Slurm:
     """Slurm, through its programs; implements Scheduler.
 
-    ``task`` makes the work of a task; it is called in this process, and submitit pickles what it returns. ``about_to``
-    is called with the script right before sbatch: from then on there may be a job, and ``find_array`` finds its number
-    if it was not recorded. Only ``submit`` and ``submit_merge`` use them.
+    ``task`` makes the work of a task; it is called in this process, and submitit pickles what it returns. Only
+    ``submit`` and ``submit_merge`` use the fields.
     """
 
     task: NewTask | None = None
-    about_to: Callable[[Path], None] = lambda script: None
     environ: Environ | None = None  # of sbatch; None: our own
 
-    def submit(self, order: ArrayOrder) -> Submitted:
-        """Submit an array; ``submit_merge`` submits its merge job."""
+    def submit(self, order: ArrayOrder, about_to: Callable[[Path], None] = lambda script: None) -> Submitted:
+        """Submit an array; ``submit_merge`` submits its merge job.
+
+        ``about_to`` is called with the script right before sbatch: from then on there may be a job, and ``find_array``
+        finds its number if it was not recorded.
+        """
         assert self.task is not None
         if not slurm_programs.is_here():
             raise NotHere(
@@ -68,7 +70,7 @@ class Slurm:
                 fix="the same command with --cluster local, to run the array on this machine",
             )
         script = write_array(order, self.task)
-        self.about_to(script)
+        about_to(script)
         answer = self._call_sbatch(script)
         if answer.job_id is None and answer.sure:
             (order.logs / WORK).unlink()
@@ -138,17 +140,6 @@ class Slurm:
             return answer
         submitted = _find_by_script(script)
         return submitted if submitted is not None and submitted.sure else answer
-
-    def find_array(self, script: Path) -> str | None:
-        """Return the number of an array that was not recorded; None: it was not accepted, or ended long ago."""
-        try:
-            return query_number(script)
-        except Unanswered as error:
-            raise SubmissionUnknown(
-                "it is not known whether Slurm accepted the array of an interrupted submit",
-                why=f"it was killed, or its answer was lost, and now Slurm does not answer: {error}",
-                fix="squeue   (when it answers, the same command)",
-            ) from error
 
 
 def parse_states(text: str, job: Submitted) -> JobStates:
@@ -223,9 +214,8 @@ def _last_attempts(run: RunFolder, job_id: str) -> dict[int, tuple[str | None, i
     attempts = {}
     if run.job_database.exists():
         with suppress(sqlite3.Error), closing(open_sealed(run.job_database)) as db:  # else only Slurm's count
-            for index, verdict, exit_code, slurm_state in db.execute(_BY_TASK, (job_id,)):
-                state = slurm_state
-                if slurm_state in (None, "ENDED"):
+            for index, verdict, exit_code, state in db.execute(_BY_TASK, (job_id,)):
+                if state in (None, "ENDED"):
                     state = _BY_VERDICT.get(verdict)
                 attempts[index] = state, exit_code
     return attempts
@@ -315,6 +305,18 @@ def query_number(script: Path) -> str | None:
         if command == str(script) and number.isascii() and number.isdecimal():
             return number
     return None
+
+
+def find_array(script: Path) -> str | None:
+    """Return the number of an array that was not recorded; None: it was not accepted, or ended long ago."""
+    try:
+        return query_number(script)
+    except Unanswered as error:
+        raise SubmissionUnknown(
+            "it is not known whether Slurm accepted the array of an interrupted submit",
+            why=f"it was killed, or its answer was lost, and now Slurm does not answer: {error}",
+            fix="squeue   (when it answers, the same command)",
+        ) from error
 
 
 def rename_script(script: Path, job_id: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from badcjobs.cluster import sbatch_options as sbatch
 from badcjobs.cluster.scheduler import has_ended
-from badcjobs.cluster.slurm import Slurm, SlurmRefused, SubmissionUnknown, rename_script
+from badcjobs.cluster.slurm import Slurm, SlurmRefused, SubmissionUnknown, find_array, rename_script
 from badcjobs.devices.slurm_programs import Answer
 from badcjobs.errors import BadcjobsError, BadInput
 from badcjobs.masking import mask_words
@@ -82,7 +82,7 @@ def plan_array(
     record: records.Record | None,
     cwd: Path,
     progress: Progress,
-    mistakes: Sequence[str] = (),
+    mistakes: Sequence[str],
 ) -> ArrayPlan:
     """Read source and run folder, check all options, and return the order; raise one BadInput per kind of problem.
 
@@ -154,13 +154,13 @@ def plan_what_is_left(plan: ArrayPlan, clock: Clock) -> ArrayPlan:
 
 def make_order(
     options: SubmitSettings,
-    frozen: FrozenRun | None = None,
-    listed: int | None = None,
+    frozen: FrozenRun | None,
+    listed: int | None,
     *,
     out: Path,
     run_arguments: Sequence[str],
-    cpu_workers: int = 0,
-    mistakes: Sequence[str] = (),
+    cpu_workers: int,
+    mistakes: Sequence[str],
 ) -> ArrayOrder:
     """Return the order; all mistakes are in one message, with those that were found earlier in the same command.
 
@@ -288,8 +288,7 @@ def _read_array(
 # --- from the order to a job that Slurm has -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SubmitResult:
+class SubmitResult(NamedTuple):
     """A submitted job; ``found``: it existed before this command."""
 
     job: Submitted
@@ -327,7 +326,7 @@ def submit_or_find(
 def find_record(plan: ArrayPlan, *, again: bool) -> records.Record | None:
     """Return the existing job that this command would find; refuse what it would refuse, and change nothing."""
     out = plan.order.out
-    record = records.last_submission(out, Slurm().find_array)
+    record = records.last_submission(out, find_array)
     if record is not None and not again:
         _refuse_other_options(record, plan)
         return record
@@ -390,7 +389,7 @@ def _submit_array(plan: ArrayPlan, slurm: Slurm, clock: Clock, hold: Callable[[]
         records.write_intent(order.out, script, record)
 
     try:
-        job = replace(slurm, about_to=about_to).submit(order)
+        job = slurm.submit(order, about_to)
     except SubmissionUnknown:
         raise  # the intent stays: the next submit looks for the job
     except BadcjobsError:
@@ -410,7 +409,7 @@ def _find_interrupted_submit(out: Path) -> bool:
     if intent is None:
         return False
     script, intended = intent
-    record = records.last_submission(out, Slurm().find_array)
+    record = records.last_submission(out, find_array)
     if record is None or not record.is_of(intended):
         records.forget_intent(out)
         return False

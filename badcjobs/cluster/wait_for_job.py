@@ -12,15 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from badcjobs.cluster.scheduler import (
-    UNFINISHED,
-    Ends,
-    Scheduler,
-    count_done,
-    has_ended,
-    no_task_started,
-    verdict_of,
-)
+from badcjobs.cluster.scheduler import UNFINISHED, Ends, Scheduler, count_done, has_ended, no_task_started, verdict_of
 from badcjobs.cluster.submit import Progress, SubmitResult
 from badcjobs.model import JobStates, Queue, Submitted
 from badcjobs.paths import RunFolder

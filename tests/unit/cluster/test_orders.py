@@ -102,7 +102,7 @@ def order(known="", run=RUN, out=Path("/scratch/july"), cpu_workers=0, **wishes)
         begun = None if known == "no array" else parse_array(known)
         frozen = FrozenRun({}, begun and ArrayShape(begun.indices[0], begun.step, len(begun.indices)))
     options = Project().make(SubmitSettings, wishes, "submit")
-    return make_order(options, frozen, listed, out=out, run_arguments=run, cpu_workers=cpu_workers)
+    return make_order(options, frozen, listed, out=out, run_arguments=run, cpu_workers=cpu_workers, mistakes=[])
 
 
 def read_wishes(text):
@@ -131,7 +131,8 @@ def test_what_is_wished_for_becomes_an_order_or_every_mistake_is_named_with_the_
     cases = (Path(__file__).parents[2] / "data" / "orders.txt").read_text().split("\n\n")[1].splitlines()
     pages({"orders.txt": page({text: reported(text) for text in cases})})
     with pytest.raises(BadInput) as refused:
-        make_order(SubmitSettings(time="soon"), out=Path("o"), run_arguments=(), mistakes=["--engine foo is not known"])
+        wrong = {"cpu_workers": 0, "mistakes": ["--engine foo is not known"]}
+        make_order(SubmitSettings(time="soon"), None, None, out=Path("o"), run_arguments=(), **wrong)
     why = ["--engine foo is not known", "--time soon is not a time; write minutes, H:M:S or D-H:M:S: 12:00:00"]
     assert ((refused.value.why or "").splitlines(), refused.value.exit_code) == (why, 2)
 

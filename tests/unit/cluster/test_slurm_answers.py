@@ -46,6 +46,11 @@ def lines(*rows):
     return f"cat <<'END'\n{chr(10).join(rows)}\nEND"
 
 
+def order_of(tasks, out):
+    more = {"run_arguments": ("run",), "cpu_workers": 0, "mistakes": []}
+    return cluster.make_order(SubmitSettings(tasks=tasks), None, None, out=out, **more)
+
+
 ASKED = "-h -r -t all -j 4821,4822 -O JobArrayID:40,State:20,exit_code:20,Reason:80"
 STATES = dict(one.split("\n", 1) for one in (DATA / "squeue_answers.txt").read_text().split("=== ")[1:])
 
@@ -84,7 +89,7 @@ def test_a_silent_controller_is_asked_on_every_half_minute(answers, caplog, tmp_
     asked = answers(lines("4821_0 PENDING 0"), running, running, SILENT, SILENT, running, SILENT, ended)
     clock, reported = HandClock(), []
     started_s = clock.monotonic_s()
-    order = cluster.make_order(SubmitSettings(tasks=2), out=tmp_path, run_arguments=("run",))
+    order = order_of(2, tmp_path)
     result = cluster.SubmitResult(JOB, cluster.ArrayPlan(order, cluster.SourceSurvey(20), {}), found=False)
     end = cluster.follow(SLURM, result, clock, cluster.POLL_S, reported.append)
     assert asked.read_text().splitlines() == [ASKED] * 8
@@ -100,7 +105,7 @@ def test_a_followed_job_counts_published_chunks_and_remembers_every_end(answers,
     run, reported = tmp_path / "run", []
     TaskFile(run, index=0, states={"c0": "done", "c1": "failed"}).write()
     TaskFile(run, index=0, job_id="4000", states={"c5": "done", "c6": "done"}).write()
-    order = cluster.make_order(SubmitSettings(tasks=3), out=run, run_arguments=("run",))
+    order = order_of(3, run)
 
     def tell(line):
         reported.append(line)
