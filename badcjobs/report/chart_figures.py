@@ -141,7 +141,7 @@ class MetricForm(NamedTuple):
 def metric(form: MetricForm, times: Any) -> Figure:
     """Return one metric over time: a line for the mean, and a band from smallest to largest."""
     name = form.name
-    plot = _figure(name, times, models.Range1d(0, form.top, bounds=(0, form.top)), 230)
+    plot = _figure(name, times, _from_zero(form.top), 230)
     plot.patch("x", "y", source=_empty(f"{name}-band", "xy"), fill_color=_LINE, fill_alpha=0.2, line_color=None)
     plot.line("x", "y", source=_empty(f"{name}-mean", "xy"), line_color=_LINE, line_width=1.8)
     source = _empty(f"{name}-hover", ("left", "right", "low", "mean", "high", "floor", "roof"))
@@ -182,8 +182,7 @@ def histogram(durations: Histogram) -> Figure:
     edges = np.asarray(durations.edges_s)
     counts = np.asarray(durations.counts)
     x_range = models.Range1d(float(edges[0]), float(edges[-1]), bounds="auto", name="durations")
-    y_range = models.Range1d(0, float(counts.max()) * 1.06)
-    plot = _figure("histogram", x_range, y_range, 260, x_axis_type="linear")
+    plot = _figure("histogram", x_range, _from_zero(float(counts.max()) * 1.06), 260, x_axis_type="linear")
     source = models.ColumnDataSource({"left": edges[:-1], "right": edges[1:], "count": counts})
     bars = plot.quad(
         left="left",
@@ -223,7 +222,7 @@ def curve(
     all_lengths_s = [*lengths_s, *marks_s]
     x_range = models.Range1d(min(all_lengths_s) * 0.85, max(all_lengths_s) * 1.15, bounds="auto")
     top = 1.08 * max([*values, limit or 0.0, 1e-9])
-    plot = _figure(name, x_range, models.Range1d(0, top, bounds=(0, top)), 260, x_axis_type="log")
+    plot = _figure(name, x_range, _from_zero(top), 260, x_axis_type="log")
     source = models.ColumnDataSource({"x": lengths_s, "y": values})
     plot.line("x", "y", source=source, line_color=_LINE, line_width=1.8)
     marks = plot.scatter("x", "y", source=source, size=8, color=_LINE)
@@ -235,6 +234,11 @@ def curve(
     for mark_s in marks_s:
         _dashed(plot, mark_s, "height", "dotted")
     return plot
+
+
+def _from_zero(top: float) -> Any:
+    """Return an axis that cannot be moved or zoomed below 0 or above its top."""
+    return models.Range1d(0, top, bounds=(0, top))
 
 
 def _figure(name: str, x_range: Any, y_range: Any, height: int, x_axis_type: str = "datetime") -> Figure:

@@ -181,18 +181,16 @@ def _finding(finding: Finding) -> str:
     )
 
 
-def _timeline(summary: Summary, data: ChartData | None, drawn: Charts | None) -> Section | None:
+def _timeline(summary: Summary, data: ChartData | None, drawn: Charts | None) -> Section:
     """Return what each device did over time; without charts, how to get them."""
-    if not summary.devices:
-        return None
-    body = table_html(tables.state_table(summary.states)) if summary.states else ""
+    body = paragraph("There are no data over time.")
     if drawn is not None and "timeline" in drawn.places:
-        body = _timeline_chart(summary, drawn) + body
-    elif drawn is not None:
-        body = paragraph("There are no data over time.") + body
-    elif data is not None:
-        body = NO_CHARTS + body
-    return Section("timeline", "What the devices did", body) if body else None
+        body = _timeline_chart(summary, drawn)
+    elif drawn is None and data is not None:
+        body = NO_CHARTS
+    if summary.states:
+        body += table_html(tables.state_table(summary.states))
+    return Section("timeline", "What the devices did", body)
 
 
 def _timeline_chart(summary: Summary, drawn: Charts) -> str:
@@ -223,7 +221,8 @@ def _load(summary: Summary, drawn: Charts | None) -> Section | None:
     if drawn is None or "timeline" not in drawn.places:
         return None
     if not drawn.places.keys() & set(CHARTED):
-        return Section("load", "Load", paragraph("There are no readings."))
+        without = paragraph("There are no readings of utilization, memory, temperature or power.")
+        return Section("load", "Load", without)
     charts = ""
     for metric in CHARTED:
         name = tables.SPOKEN[metric][0].capitalize()

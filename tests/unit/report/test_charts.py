@@ -131,11 +131,12 @@ def test_charts_of_other_jobs(pages):
     said = []
     for name, (summary, data) in cases.items():
         charts = draw(summary, data)
+        timeless = [line for line in page_text(page(summary, "june", data)).splitlines() if "There are no" in line]
         sent = unpacked(charts.data) if charts.data else {"series": []}
         shown = drawn(charts.script).splitlines() if charts.script else []
         timeline = [line for line in shown if "Range1d" in line or "'left'" in line]
         said += [f"## {name}: {', '.join(charts.places)}", *(line.strip()[:300] for line in timeline)]
-        said += [*charts.notes[1:],
+        said += [*charts.notes[1:], *timeless,
                  f"{sent.get('cards')}"[:200], f"{sent.get('rows')}"[:200],
                  *(f"{one['name']}: {one['begin']}, {one['edges']}" for one in sent["series"][:6])]  # fmt: skip
     pages({"charts.txt": "\n".join(said)})
