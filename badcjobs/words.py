@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime, timezone
 from decimal import ROUND_HALF_UP, Decimal
 
@@ -86,11 +86,12 @@ def three_digits(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def memory(value: float | None) -> str:
-    """Return bytes as GiB or MiB."""
+def memory(value: float | None, beside: Collection[float] = ()) -> str:
+    """Return bytes as GiB or MiB; in a unit that fits the values beside it, too, so that they can be compared."""
     if value is None:
         return UNKNOWN
-    if value >= _GIB:
+    values = (value, *beside)
+    if max(values) >= _GIB and min(values) >= _GIB / 10:
         return f"{fixed(value / _GIB, 1)} GiB"
     return f"{fixed(value / _MIB, 0)} MiB"
 

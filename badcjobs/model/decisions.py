@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
@@ -157,7 +157,8 @@ class Decision:
     @property
     def reason(self) -> str:
         """The sentence for people: why, with the figures behind it."""
-        values = {name: _written(name, value) for name, value in self.figures.items()}
+        sizes = [value for name, value in self.figures.items() if name.endswith("_bytes")]
+        values = {name: _written(name, value, sizes) for name, value in self.figures.items()}
         parts = re.split(r"[\[\]]", SENTENCES[self.code])
         sentence = ""
         for required, optional in zip(parts[::2], [*parts[1::2], ""], strict=True):
@@ -167,7 +168,7 @@ class Decision:
         return sentence
 
 
-def _written(name: str, value: Any) -> Any:
+def _written(name: str, value: Any, sizes: Sequence[int]) -> Any:
     if name.endswith("_bytes"):
-        return memory(value)
+        return memory(value, sizes)
     return count(value, name.removesuffix("s")) if name in ("cores", "devices") else value

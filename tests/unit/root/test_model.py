@@ -136,3 +136,12 @@ def test_every_decision_has_a_sentence_and_a_figure_that_is_not_known_is_left_ou
     assert decision.reason == "a chunk ran out of memory; audio of 40 s or more is cut into pieces"
     found = model.Decision.of(model.Code.SHORT_AUDIO, "r", path="/a{0}[1].wav", end_s=5, found_s=5, audio_s=40)
     assert found.reason.startswith("/a{0}[1].wav ends early, at 5.000 s: 5.000 s of the 40 s of this chunk exist")
+
+
+def test_the_sizes_of_one_decision_have_one_unit():
+    for held_mib, said in (
+        (900, "from 0.9 GiB to 1.2 GiB; the job has 2.0"),
+        (90, "from 90 MiB to 1,229 MiB; the job has 2,048"),
+    ):
+        sizes = {"held_bytes": held_mib * 2**20, "expected_bytes": int(1.2 * 2**30), "granted_bytes": 2**31}
+        assert said in model.Decision.of(model.Code.NO_MEMORY_FOR_MORE, **sizes).reason
