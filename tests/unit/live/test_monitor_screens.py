@@ -164,6 +164,19 @@ def test_no_size_of_a_terminal_is_too_strange(width, height, line, page, plain):
             assert chosen == 1, "the chosen line is on the page"
 
 
+def test_an_alert_that_is_longer_than_its_line_is_wrapped_and_a_word_that_is_longer_is_cut():
+    words = [f"word{n}" for n in range(30)]
+    alert = replace(ALERTS[0], kind="odd", severity="critical", message=" ".join(words), fix=" ".join(words), task=None)
+    endless = replace(alert, message="a" * 90, fix="b" * 90, node=None)
+    for width in (40, 77):
+        frame = replace(FRAME, alerts=(alert,))
+        lines = text(draw(frame, UiState(), width=width, height=40)).split("4821_8.r0")[1].split("\n\n")[0]
+        assert [word for word in lines.split() if word in words] == words * 2, "nothing is lost"
+        assert max(map(len, lines.splitlines()[1:])) in range(width - 6, width + 1)
+        cut = text(draw(replace(frame, alerts=(endless,)), UiState(), width=width, height=40)).splitlines()
+        assert ("a" * (width - 1) + "…" in cut) and (f"  {'b' * (width - 3)}…" in cut)
+
+
 TYPED = dict(line.split(": ", 1) for line in (DATA / "monitor_keys.txt").read_text().splitlines())
 
 

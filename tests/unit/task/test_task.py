@@ -144,6 +144,23 @@ def test_the_exit_code_follows_from_what_is_left_and_who_stopped_it(tmp_path, pa
     pages({"verdicts.txt": "\n".join(lines)})
 
 
+def test_that_a_task_starts_nothing_more_is_published_soon_and_once():
+    soon, state, clock = [], SimpleNamespace(draining=False, killed=False), HandClock()
+    supervisor = SimpleNamespace(drain=lambda: setattr(state, "draining", True), killed=True)
+    for signals, ends in (("USR1", None), ("", EndTime(0, "run.stop_after"))):
+        state.draining = False
+        task = SimpleNamespace(
+            world=SimpleNamespace(stop=received(clock, signals)), settings=SimpleNamespace(grace_s=1.0),
+            records=SimpleNamespace(publish_soon=lambda: soon.append(state.draining)),
+            time=room.TimeBudget(ends, clock), writer=SimpleNamespace(recent_work=lambda many: []),
+        )  # fmt: skip
+        for _ in range(2):
+            supervisor.draining = state.draining
+            room.handle_signals(task, supervisor)
+            room.check_deadline(task, supervisor)
+    assert soon == [True, True]
+
+
 progress_of = partial(TaskProgress, start_up_s=0.0, failed=0, retrying=0, devices=())
 LOAD = (12.4, 38.6, 85.0)
 NOW = 850 / 7  # seconds since the start; 840 of 960 chunks are left, so this takes seven times as long again
