@@ -40,7 +40,15 @@ from badcjobs.errors import BadInput, ExitCode
 from badcjobs.planning.site import find_billing
 from badcjobs.report.export import ExportOrder, form_of
 from badcjobs.report.export import export as carry_out
-from badcjobs.report.job import FinishedJob, default_target, finish_job, job_title, report_job, write_whole
+from badcjobs.report.job import (
+    FinishedJob,
+    SummaryOptions,
+    default_target,
+    finish_job,
+    job_title,
+    report_job,
+    write_whole,
+)
 from badcjobs.report.summary import Summary
 from badcjobs.report.text import removal_text, summary_text
 from badcjobs.store.atomic_write import cannot_write
@@ -72,15 +80,10 @@ def merge(
     project = read_project(context)
     places = inputs or [find_run(None, project, "merge")]
     order = MergeOrder(places, out or default_target(places), mix, progress=Pace("task databases merged"), tell=remark)
-    job = finish_job(
-        order,
-        SystemClock(),
-        reading_source=Pace(ROWS),
-        ask_queue=QueueReader(SystemClock()),
-        remove_merged=remove_merged,
-        readings=json_wanted,
-        billing=find_billing(project, Path.cwd()),
-    )
+    clock = SystemClock()
+    billing = find_billing(project, Path.cwd())
+    options = SummaryOptions(Pace(ROWS), QueueReader(clock), readings=json_wanted, billing=billing)
+    job = finish_job(order, clock, options, remove_merged=remove_merged)
     if json_wanted:
         print_json({**job.to_dict(streamed=True), "why_no_report": job.why_no_report})
     else:
@@ -137,9 +140,9 @@ def report(
     printed = _check_targets(targets, [job, *filter(None, [compare])], json_wanted=json_wanted)
     readings = json_wanted or prometheus is not None
     billing = find_billing(project, Path.cwd())
-    with report_job(
-        job, SystemClock(), compare, Pace(ROWS), QueueReader(SystemClock()), readings=readings, billing=billing
-    ) as forms:
+    clock = SystemClock()
+    options = SummaryOptions(Pace(ROWS), QueueReader(clock), readings=readings, billing=billing)
+    with report_job(job, clock, compare, options) as forms:
         for path, make in ((html, forms.to_html), (markdown, forms.to_markdown), (prometheus, forms.to_prometheus)):
             if path is not None:
                 _write(path, make())

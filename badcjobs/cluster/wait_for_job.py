@@ -16,7 +16,7 @@ from badcjobs.cluster.scheduler import UNFINISHED, Ends, Scheduler, count_done, 
 from badcjobs.cluster.submit import Progress, SubmitResult
 from badcjobs.model import JobStates, Queue, Submitted
 from badcjobs.paths import RunFolder
-from badcjobs.report.job import finish_job
+from badcjobs.report.job import SummaryOptions, finish_job
 from badcjobs.report.summary import Summary
 from badcjobs.seams import Clock, Unanswered
 from badcjobs.store.merge import MergeOrder
@@ -74,7 +74,7 @@ def evaluate_job(
         raise no_task_started(result.job.job_id, ends, then="the same command with --again")
 
     order = MergeOrder([folder.path], folder.job_database)
-    summary = finish_job(order, clock, reading_source=progress, ask_queue=lambda *_: Queue()).summary
+    summary = finish_job(order, clock, SummaryOptions(progress, ask_queue=lambda *_: Queue())).summary
     ends = scheduler.ends(result.job, states, folder)
     # An earlier job may have done every chunk, although no task of this job started.
     verdict = verdict_of(ends) if summary.verdict == "done" else summary.verdict

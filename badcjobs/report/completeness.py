@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from badcjobs.errors import BadInput, DatabaseProblem
 from badcjobs.model import ArrayShape, Place, not_none
 from badcjobs.paths import RunFolder, shell_line
-from badcjobs.report.summary import chunk_name
-from badcjobs.report.verdict import judge, news_words
+from badcjobs.report.summary import chunk_name, describe_chunks
+from badcjobs.report.verdict import judge_rows, news_words
 from badcjobs.run_toml import FrozenRun
 from badcjobs.settings import RunSettings
 from badcjobs.sources.open import Sources, open_sources, open_sources_of
@@ -54,7 +54,7 @@ def prove_complete(database: Path, facts: JobFacts, progress: Progress) -> Compl
 
     The sources of several runs (the waves of a plan) are compared together; then no commands are suggested.
     """
-    proof = _describe(facts.chunks, facts)
+    proof = describe_chunks(facts)
     try:
         runs = _find_frozen(database.absolute().parent, facts.file_folders)
     except BadInput as error:
@@ -93,7 +93,7 @@ def _with_commands(proof: Completeness, facts: JobFacts, run: RunFolder, frozen:
     trace = find_trace(run.path, last_job)
     finish = Finish()
     # Failed chunks alone are worth a command: every run tries them again. The rest may be in files that are not merged.
-    all_done = proof.done == _total(proof) and not missing
+    all_done = proof.done == proof.rows and not missing
     if not all_done and (to_do or not new):
         finish = find_finish(frozen, run.path, facts.last_settings, trace, indices)
     return replace(
@@ -201,7 +201,7 @@ def _compare(database: Path, facts: JobFacts, sources: Sequence[Sources], progre
 
         states = Counter(dict(db.execute(_STATES)))
         return replace(
-            _describe(states, facts),
+            describe_chunks(facts, states),
             expected=sum(states.values()),
             not_listed=states[NOT_LISTED],
             left_out=left_out,
@@ -219,18 +219,6 @@ def _only_in(db: sqlite3.Connection, here: str, not_here: str) -> tuple[str, ...
             ORDER BY recording_id, chunk_id LIMIT {_EXAMPLES}"""
     )
     return tuple(chunk_name(recording, chunk) for recording, chunk in rows)
-
-
-def _describe(states: Mapping[str, int], facts: JobFacts) -> Completeness:
-    """Return the states of the rows of the source or, if that is not known, of the job database."""
-    return Completeness(
-        listed=sum(facts.chunks.values()),
-        done=states.get("done", 0),
-        failed=states.get("failed", 0),
-        poison=states.get("poison", 0),
-        pending=states.get("pending", 0),
-        elsewhere=states.get("skipped", 0),
-    )
 
 
 # --- what to do -------------------------------------------------------------------------------------------------------
@@ -258,11 +246,6 @@ def find_finish(frozen: FrozenRun, out: Path, settings: Mapping[str, Any], trace
     return Finish("script", (f"sbatch --array={index_ranges(left, frozen.array.step)} …", here))
 
 
-def _total(proof: Completeness) -> int:
-    """Return the rows of the source or, if that is not known, of the job database."""
-    return proof.listed if proof.expected is None else proof.expected
-
-
 def find_remarks(db: sqlite3.Connection, database: Path, progress: Progress) -> list[str]:
     """Return remarks for an export: the job database is out of date, or its run is not complete."""
     try:
@@ -281,13 +264,10 @@ def find_remarks(db: sqlite3.Connection, database: Path, progress: Progress) -> 
     if places and places.left_out:
         remarks.append(f"places: {place_words(places)}")
 
-    total = _total(proof)
-    if proof.done < total:
-        failed = proof.failed + proof.poison
-        left = total - proof.done - failed - proof.elsewhere
-        outcome = judge(proof.done, failed, left, running=False, elsewhere=proof.elsewhere)
+    if proof.done < proof.rows:
+        outcome = judge_rows(proof, running=False)
         remarks.append(f"the run is not complete: {outcome.counts}; only chunks that are done have detections")
-    elif total and proof.why_unknown:
+    elif proof.rows and proof.why_unknown:
         remarks.append(f"not known whether the run is complete: {proof.why_unknown}")
     return remarks
 

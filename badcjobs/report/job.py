@@ -59,16 +59,22 @@ from badcjobs.words import plain
 log = logging.getLogger(__name__)
 
 
+class SummaryOptions(NamedTuple):
+    """How a job database is summarised."""
+
+    progress: Progress = lambda rows: None  # while the source is read
+    ask_queue: AskQueue = not_asked
+    readings: bool = True  # also the last of each device, which only JSON and metrics show
+    billing: Billing | None = None  # None: that of the run
+
+
+_USUAL = SummaryOptions()
+
+
 def finish_job(
-    order: MergeOrder,
-    clock: Clock,
-    *,
-    remove_merged: bool = False,
-    ask_queue: AskQueue = not_asked,
-    reading_source: Progress = lambda rows: None,
-    **how: Any,
+    order: MergeOrder, clock: Clock, options: SummaryOptions = _USUAL, *, remove_merged: bool = False
 ) -> FinishedJob:
-    """Merge task databases into a job database, summarise it (how: see ``summarize_database``), write its page.
+    """Merge task databases into a job database, summarise it, write its page.
 
     A page that cannot be written is not an error: the numbers are safe in the job database.
     """
@@ -76,7 +82,7 @@ def finish_job(
         merged = merge(order, clock)
     except NoTaskDatabases as error:
         raise _why_none(order.inputs, error) from None
-    summary = summarize_database(order.target, reading_source, clock.now_ms(), ask_queue, **how)
+    summary = summarize_database(order.target, clock.now_ms(), options)
     report = order.target.with_name("report.html")
     why_no_report = None
     try:
@@ -98,24 +104,13 @@ def _why_none(inputs: Sequence[Path], error: NoTaskDatabases) -> DatabaseProblem
     return error
 
 
-def summarize_database(
-    database: Path,
-    progress: Progress = lambda rows: None,
-    now_ms: int | None = None,
-    ask_queue: AskQueue = not_asked,
-    *,
-    readings: bool = True,
-    billing: Billing | None = None,
-) -> Summary:
-    """Return all numbers of a job database, and the findings; ``now_ms``: see ``summarize``.
-
-    ``readings``: also the last of each device, which only JSON and metrics show. ``billing``: None: that of the run.
-    """
-    facts = read_job(database, readings=readings)
-    proof = prove_complete(database, facts, progress)
+def summarize_database(database: Path, now_ms: int | None = None, options: SummaryOptions = _USUAL) -> Summary:
+    """Return all numbers of a job database, and the findings; ``now_ms``: see ``summarize``."""
+    facts = read_job(database, readings=options.readings)
+    proof = prove_complete(database, facts, options.progress)
     summary = summarize(facts, proof, now_ms)
     if summary.verdict != "done" or summary.tasks_by_verdict.get(RUNNING):
-        queue = ask_queue(database.parent.absolute(), {task.job_id for task in facts.tasks})
+        queue = options.ask_queue(database.parent.absolute(), {task.job_id for task in facts.tasks})
         summary = replace(summary, queue=queue)
     runs = [(database.parent / folder).parent for folder in facts.file_folders if Path(folder).name == "tasks"]
     return replace(
@@ -124,7 +119,7 @@ def summarize_database(
         merged=replace(facts.merged, command=merge_again(database, facts)),
         cut_short=next(iter(not_none(map(find_cut_short, runs))), None),  # its array may be in the queue
         place=_place(database),
-        bill=_bill(facts, [database.parent, *runs], billing),
+        bill=_bill(facts, [database.parent, *runs], options.billing),
     )
 
 
@@ -149,19 +144,14 @@ def _bill(facts: JobFacts, runs: Sequence[Path], billing: Billing | None) -> Bil
 
 @contextmanager
 def report_job(
-    job: Path,
-    clock: Clock,
-    beside: Path | None = None,
-    progress: Progress = lambda rows: None,
-    ask_queue: AskQueue = not_asked,
-    **how: Any,
+    job: Path, clock: Clock, beside: Path | None = None, options: SummaryOptions = _USUAL
 ) -> Iterator[ReportedJob]:
-    """Summarise a job, a task database or a recording, and compare it with another; how: see ``summarize_database``."""
+    """Summarise a job, a task database or a recording, and compare it with another."""
     with ExitStack() as opened:
         jobs = [opened.enter_context(_open_job(path, clock)) for path in (job, beside) if path is not None]
         summaries = []
         for opened_job in jobs:
-            summary = summarize_database(opened_job.database, progress, clock.now_ms(), ask_queue, **how)
+            summary = summarize_database(opened_job.database, clock.now_ms(), options)
             summaries.append(replace(summary, place=opened_job.place))
         comparison = None
         if beside is not None:

@@ -64,7 +64,7 @@ def _complete(summary: Summary) -> int | None:
     proof = summary.completeness
     if proof.expected is not None:
         return int(proof.complete)
-    return 0 if proof.pending or proof.failed or proof.poison else None
+    return 0 if proof.pending or proof.given_up else None
 
 
 def _outdated(summary: Summary) -> int | None:

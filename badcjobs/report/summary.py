@@ -204,14 +204,26 @@ class Summary:
         return ratio(3600 * self.energy_wh, audio_s)  # J per s is kWh per 1,000 h
 
 
-_NOT_COMPARED = Completeness()
+def describe_chunks(facts: JobFacts, states: Mapping[str, int] | None = None) -> Completeness:
+    """Return how far a job is, from the states of the rows of its source; None: of the chunks in its database."""
+    if states is None:
+        states = facts.chunks
+    return Completeness(
+        listed=sum(facts.chunks.values()),
+        done=states.get("done", 0),
+        failed=states.get("failed", 0),
+        poison=states.get("poison", 0),
+        pending=states.get("pending", 0),
+        elsewhere=states.get("skipped", 0),
+    )
 
 
-def summarize(job: JobFacts, completeness: Completeness = _NOT_COMPARED, now_ms: int | None = None) -> Summary:
-    """Compute the summary of a job.
+def summarize(job: JobFacts, completeness: Completeness | None = None, now_ms: int | None = None) -> Summary:
+    """Compute the summary of a job; ``completeness`` None: its sources are not known.
 
     ``now_ms`` decides which tasks without an end are running and which are silent; None: all are running.
     """
+    completeness = completeness or describe_chunks(job)
     tasks = tuple(replace(task, state=state_of(task, now_ms)) for task in job.tasks)
     job = mark_lost_work(replace(job, tasks=tasks))
     by_verdict = Counter(task.state for task in tasks)

@@ -18,7 +18,7 @@ from badcjobs.report.rules import Figures, busy_share, known_texts
 from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, Summary
 from badcjobs.sources.mistakes import left_out_words
 from badcjobs.sources.places import place_words
-from badcjobs.store.read_model import AlertFacts, Freshness
+from badcjobs.store.read_model import AlertFacts, Completeness, Freshness
 from badcjobs.words import count, duration, gpu_time, moment, share_words
 
 MOST_FINDINGS = 3
@@ -100,6 +100,11 @@ def judge(done: int, failed: int, left: int, *, running: bool, elsewhere: int = 
     return Verdict(state, word, counts, (done, failed, left))
 
 
+def judge_rows(proof: Completeness, *, running: bool) -> Verdict:
+    """Judge a job by the rows of its source or, if that is not known, of its database."""
+    return judge(proof.done, proof.given_up, proof.left, running=running, elsewhere=proof.elsewhere)
+
+
 def bar(done: int, failed: int, left: int, width: int) -> tuple[int, int, int]:
     """Return how many of ``width`` cells each of them has; a few failed chunks have one, too."""
     total = max(1, done + failed + left)
@@ -112,12 +117,12 @@ def bar(done: int, failed: int, left: int, width: int) -> tuple[int, int, int]:
 
 def verdict_of(summary: Summary) -> Verdict:
     """Return the verdict on a job."""
-    done, failed, left, elsewhere = _chunk_counts(summary)
+    proof = summary.completeness
     running = bool(summary.tasks_by_verdict.get(RUNNING))
     places = summary.facts.places
     left_out = places.left_out if places else 0
-    if done + failed + left + elsewhere:
-        verdict = judge(done, failed, left, running=running, elsewhere=elsewhere)
+    if proof.rows:
+        verdict = judge_rows(proof, running=running)
     elif running:
         verdict = Verdict("running", "running")
     else:
@@ -137,16 +142,6 @@ def verdict_of(summary: Summary) -> Verdict:
         result="".join(known_texts(_RESULT, figures)) if summary.chunks else "",
         next=next_steps(summary, verdict.state),
     )
-
-
-def _chunk_counts(summary: Summary) -> tuple[int, int, int, int]:
-    """Return how many rows of the source or, if that is not known, chunks are done, failed, left and elsewhere."""
-    proof = summary.completeness
-    if proof.expected is None:
-        return summary.done, summary.failed, summary.left, summary.skipped
-    failed = proof.failed + proof.poison
-    left = proof.expected - proof.done - failed - proof.elsewhere
-    return proof.done, failed, left, proof.elsewhere
 
 
 def _judge_tasks(summary: Summary, left_out: int) -> Verdict:

@@ -658,3 +658,18 @@ class Completeness:
     @property
     def complete(self) -> bool:
         return self.expected is not None and self.done == self.expected
+
+    @property
+    def rows(self) -> int:
+        """The rows of the source or, if that is not known, of the job database."""
+        return self.listed if self.expected is None else self.expected
+
+    @property
+    def given_up(self) -> int:
+        """The rows that failed for good, or crashed the engine too often."""
+        return self.failed + self.poison
+
+    @property
+    def left(self) -> int:
+        """The rows that need work."""
+        return self.rows - self.done - self.given_up - self.elsewhere

@@ -11,7 +11,7 @@ from typing import Any
 
 from rooms import store
 from rooms.model import NameGaps, PlaceCounts, Reading
-from rooms.report import PROBLEM, WARNING, Finding, Summary, summarize
+from rooms.report import PROBLEM, WARNING, Finding, Summary, describe_chunks, summarize
 from rooms.store import DeviceFacts, JobFacts, StateTime, TaskFacts
 from support.task_files import START_MS
 
@@ -54,7 +54,7 @@ class Lines:
     def read(self, line: str) -> Summary:
         """Return the job that a line tells."""
         facts, tasks, devices, more = None, list[TaskFacts](), list[DeviceFacts](), dict[str, Any]()
-        proof, missing, now_ms = self.proof if self.is_proved else store.Completeness(), self.missing, None
+        proof, missing, now_ms = self.proof if self.is_proved else None, self.missing, None
         for name, args, given in calls(line):
             values = moments(given)
             if name in self.tasks:
@@ -85,7 +85,8 @@ class Lines:
             facts = self.usual(tasks, devices)
         else:
             facts = replace(facts, tasks=tuple(tasks) or facts.tasks, devices=tuple(devices) or facts.devices)
-        return summarize(replace(facts, **more), replace(proof, missing_indices=missing), now_ms)
+        facts = replace(facts, **more)
+        return summarize(facts, replace(proof or describe_chunks(facts), missing_indices=missing), now_ms)
 
     def many(self, kind: str, number: int, **changes: Any) -> list[TaskFacts]:
         return [replace(self.tasks[kind], name=f"1_{n}", array_index=n, **changes) for n in range(number)]

@@ -334,7 +334,7 @@ def test_progress_is_told_no_temporary_folder_is_needed_and_a_long_command_is_ne
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
     heard = []
-    summary = summarize_database(job, heard.append)
+    summary = summarize_database(job, options=report.SummaryOptions(heard.append))
     assert heard == [10_000, 20_000]
     assert summary.completeness.expected == 20_001
     proof = Completeness(2, None, 1, 1, 0, 0, 0, 0, 1, finish=(shlex.join(["badcjobs", "run", "a b " * 60]),))
