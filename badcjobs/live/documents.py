@@ -28,13 +28,7 @@ _LOG_BYTES = 512 * 1024  # read from the end of a log, enough for a browser
 
 def json_text(document: object) -> str:
     """Return compact JSON; NaN raises ValueError, because it is not valid JSON."""
-    return json.dumps(
-        document,
-        ensure_ascii=False,
-        separators=(",", ":"),
-        allow_nan=False,
-        default=list,
-    )
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=list)
 
 
 class Item(NamedTuple):
@@ -90,12 +84,7 @@ def open_run(target: Path, clock: Clock, ask_queue: AskQueue = not_asked) -> Liv
     """Open a run folder or one of its databases; raise DatabaseProblem for anything else."""
     if target.name in ("", ".."):  # "badcjobs serve ." in a run folder
         target = target.resolve()
-    view = open_run_view(
-        target,
-        clock,
-        confined=True,
-        ask_queue=ask_queue,
-    )
+    view = open_run_view(target, clock, confined=True, ask_queue=ask_queue)
     return LiveSource(view, run_of(view.files.folder.path.absolute()))
 
 
@@ -105,7 +94,7 @@ def _processes_in(path: Path, _version: FileVersion | None) -> _ProcessesOfTask:
     return read_processes(path)
 
 
-@dataclass(slots=True)
+@dataclass
 class LiveSource:
     """The view of a run or a machine, and the files of the run folder."""
 

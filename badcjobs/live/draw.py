@@ -4,6 +4,7 @@ Colour only repeats what the text says, so that every page can be read without c
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,8 +13,7 @@ from typing import NamedTuple
 from rich.cells import cell_len
 from rich.text import Text
 
-from badcjobs.live.draw_lists import STYLES, device_columns, task_columns
-from badcjobs.live.draw_task import alert_lines, failure_lines, task_page
+from badcjobs.live.draw_lists import STYLES, device_columns, failed_share, settled_share, task_columns
 from badcjobs.live.snapshot import STATES, Snapshot
 from badcjobs.live.text_fit import (
     DOT,
@@ -31,14 +31,16 @@ from badcjobs.live.text_fit import (
 from badcjobs.live.ui_state import DEVICES, HELP, Row, UiState, arrange_devices, arrange_tasks
 from badcjobs.model import AUDIO_FAULTS, load_word
 from badcjobs.paths import shell_line
-from badcjobs.report.tables import ending
+from badcjobs.report.tables import WIDTH, ending
 from badcjobs.report.verdict import MOST_FINDINGS
+from badcjobs.store.read_model import TaskAlert, TaskFacts
 from badcjobs.words import audio_time, count, duration, power, progress, share_words, speed
 
 _LOW = 20  # lines; a lower terminal shows only the most important facts
 _LINES_PER_ALERT = 12  # of the screen
 _MAX_REMARKS = 3
 _HELP_INDENT = 16
+_TASK_INDENT = 10  # the width of labels
 _HELP = (
     ("up down j k", "move between lines; also page up, page down, home, end"),
     ("enter", "open the task on this line; escape returns"),
@@ -86,16 +88,9 @@ def draw(snapshot: Snapshot, ui: UiState, *, width: int, height: int | None = No
     return body._replace(lines=[finished(line, width, ascii_only=ascii_only) for line in lines])
 
 
-def as_plain_text(snapshot: Snapshot, ui: UiState | None = None, *, width: int = 100, ascii_only: bool = False) -> str:
-    """Return one page as text without style, for a file, a pipe or a mail."""
-    if ui is None:
-        ui = UiState.at_start(of_run=snapshot.of_run)
-    page = draw(
-        snapshot,
-        ui,
-        width=width,
-        ascii_only=ascii_only,
-    )
+def as_plain_text(snapshot: Snapshot, *, ascii_only: bool = False) -> str:
+    """Return the first page as text without style, for a file, a pipe or a mail."""
+    page = draw(snapshot, UiState.at_start(of_run=snapshot.of_run), width=WIDTH, ascii_only=ascii_only)
     return "\n".join(line.plain.rstrip() for line in page.lines).rstrip()
 
 
@@ -107,7 +102,7 @@ def _body(snapshot: Snapshot, ui: UiState, width: int, room: int | None) -> Page
     if ui.opened == HELP:
         return _scrolled(_help_lines(width), ui, room)
     if ui.opened is not None:
-        return _scrolled(task_page(snapshot, ui.opened, width), ui, room)
+        return _scrolled(_task_page(snapshot, ui.opened, width), ui, room)
     if ui.page == DEVICES:
         devices = arrange_devices(snapshot.devices, ui)
         page = _list(devices, lambda shown: device_columns(snapshot, shown), ui, width, room)
@@ -118,20 +113,14 @@ def _body(snapshot: Snapshot, ui: UiState, width: int, room: int | None) -> Page
     lines = [*page.lines]
     if room is None:  # a text has room for the name of each file without audio
         faults = [error for task in tasks for error in task.errors if error[0] in AUDIO_FAULTS]
-        lines += failure_lines(faults, width)
+        lines += _failure_lines(faults, width)
     return page._replace(lines=lines, names=[task.name for task in tasks])
 
 
 def _help_lines(width: int) -> Lines:
     lines = []
     for name, meaning in _HELP:
-        lines += labelled(
-            name,
-            meaning,
-            width,
-            indent=_HELP_INDENT,
-            style="bold",
-        )
+        lines += labelled(name, meaning, width, indent=_HELP_INDENT, style="bold")
     return lines
 
 
@@ -220,15 +209,7 @@ def _progress(snapshot: Snapshot, width: int) -> Lines:
     if rate is not None:
         facts.append(speed(rate))
     style = "yellow" if total.failed else "green"
-    return [
-        bar_line(
-            total.share,
-            facts,
-            width,
-            style=style,
-            failed=share_of_chunk * total.failed,
-        )
-    ]
+    return [bar_line(total.share, facts, width, style=style, failed=share_of_chunk * total.failed)]
 
 
 def _totals(snapshot: Snapshot) -> Lines:
@@ -284,10 +265,122 @@ def _alerts(snapshot: Snapshot, width: int, height: int | None) -> Lines:
         most = max(1, min(most, height // _LINES_PER_ALERT))
     lines: Lines = []
     for alert in snapshot.findings[:most]:
-        lines += alert_lines(snapshot, alert, width)
+        lines += _alert_lines(snapshot, alert, width)
     more = len(snapshot.findings) - most
     if more > 0:
         lines.append(Text(f"! {count(more, 'more alert')}", "yellow"))
+    return lines
+
+
+# --- the page of a task -----------------------------------------------------------------------------------------------
+
+
+def _task_page(snapshot: Snapshot, name: str, width: int) -> Lines:
+    """Return the page of a task, below the head."""
+    task = next((task for task in snapshot.tasks if task.name == name), None)
+    if task is None:
+        return [Text(f"{name} is no longer the newest attempt of its array task", "yellow")]
+    title = Text(task.label, "bold")
+    state = Text(task.state, STYLES[task.state])
+    facts = map(Text, _task_facts(task))
+    lines = flow([title, state, *facts], width, DOT)
+    lines.append(_task_progress(snapshot, task, width))
+    for label, text in _task_labels(snapshot, task):
+        lines += labelled(label, text, width, indent=_TASK_INDENT)
+    for alert in snapshot.alerts:
+        if alert.task == name:
+            lines += _alert_lines(snapshot, alert, width)
+    lines += _failure_lines(task.errors, width)
+    if task.its_devices:
+        columns = device_columns(snapshot, task.its_devices, of_one_task=True)
+        lines += [Text(), *table_lines(columns, width)]
+    return lines
+
+
+def _task_facts(task: TaskFacts) -> list[str]:
+    facts = []
+    if task.node:
+        facts.append(f"on {task.node}")
+    if task.engine:
+        facts.append(task.engine)
+    if task.devices is not None:
+        facts.append(count(task.devices, "GPU"))
+    if task.workers is not None:
+        facts.append(count(task.workers, "worker"))
+    if task.restart:
+        facts.append(f"restart {task.restart}")
+    if task.exit_code is not None:
+        facts.append(f"exit code {task.exit_code}")
+    return facts
+
+
+def _task_progress(snapshot: Snapshot, task: TaskFacts, width: int) -> Text:
+    facts = [f"{task.settled:,}/{task.chunks:,} chunks"]
+    if task.alive:
+        facts.append(f"ETA {duration(snapshot.eta_s(task.ends_at_ms))}")
+    facts.append(speed(task.rate))
+    if task.failed_for_good:
+        facts.append(f"{task.failed_for_good:,} failed")
+    if task.before:
+        facts.append(f"{task.before:,} done before")
+    return bar_line(settled_share(task), facts, width, style=STYLES[task.state], failed=failed_share(task))
+
+
+def _task_labels(snapshot: Snapshot, task: TaskFacts) -> list[tuple[str, str]]:
+    """Return what else is known of a task, each with its label."""
+    machine = f"CPU {share_words(task.cpu_percent)}, memory {share_words(task.memory_percent)}"
+    labels = [("started", _start_words(snapshot, task)), ("machine", machine)]
+    if task.working_on:
+        labels.append(("on", ", ".join(task.working_on)))
+    if task.node and not snapshot.title.endswith(".sqlite"):
+        labels.append(("log", shell_line("tail", "-f", Path(snapshot.title, "tasks", f"{task.name}.log"))))
+    return labels
+
+
+def _start_words(snapshot: Snapshot, task: TaskFacts) -> str:
+    """Return when a task started, and when it ended or gave its last sign."""
+    if not task.started_at_ms:
+        return "not yet"
+    started = time.strftime("%d %b %H:%M:%S", time.localtime(task.started_at_ms / 1000))
+    if task.ended_at_ms is not None:
+        return f"{started}, ended after {_between(task.started_at_ms, task.ended_at_ms)}"
+    return f"{started}; last published {_between(task.heard_at_ms or 0, snapshot.at_ms)} ago"
+
+
+def _between(from_ms: int, to_ms: int) -> str:
+    return duration(max(0, to_ms - from_ms) / 1000)
+
+
+# --- what failed, and alerts ------------------------------------------------------------------------------------------
+
+
+def _failure_lines(errors: Sequence[tuple[str, int, str | None]], width: int) -> Lines:
+    """Return what failed: each file without audio, and one example of each other error."""
+    lines = []
+    for error_class, chunks, example in errors:
+        error = error_class.replace("_", " ")
+        last_line = "".join((example or "").strip().splitlines()[-1:])
+        text = f"  failed  {error} ({count(chunks, 'chunk')}): {last_line}"
+        wrapped = textwrap.wrap(text, width, subsequent_indent=" " * _TASK_INDENT)  # uncut, also a long path
+        lines += [Text(line, "red") for line in wrapped]
+    return lines
+
+
+def _alert_lines(snapshot: Snapshot, alert: TaskAlert, width: int) -> Lines:
+    """Return an alert: its severity, where, its message, its duration so far, and what to do."""
+    style = "yellow"
+    severity = alert.severity
+    if severity == "critical":
+        style = "bold red"
+        severity = "problem"  # as in the report
+    task = (alert.task or "").partition(".")[0]
+    place = " ".join(filter(None, [task, alert.node]))
+    text = f"! {severity} {alert.message}"
+    if place:
+        text = f"! {severity} {place}: {alert.message} (for {_between(alert.started_at_ms, snapshot.at_ms)})"
+    lines = wrap(text, width, style)
+    if alert.fix:
+        lines += [Text(f"  {line.plain}") for line in wrap(f"→ {alert.fix}", width - 2)]
     return lines
 
 

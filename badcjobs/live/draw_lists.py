@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -44,19 +45,19 @@ _MIN_WORK = 14
 _MAX_WORK = 50
 
 
+@dataclass
 class _Columns(Generic[Row]):
     """Builds the columns of a list from the rows on the screen; one without any text is left out."""
 
-    def __init__(self, rows: Sequence[Row], style: Callable[[Row], str]) -> None:
-        self._rows: Sequence[Row] = rows
-        self._style: Callable[[Row], str] = style  # of a whole row
-        self.columns: list[Column] = []
+    rows: Sequence[Row]
+    style: Callable[[Row], str]  # of a whole row
+    columns: list[Column] = field(default_factory=list)
 
     def texts(
         self, title: str, text: Callable[[Row], str], rank: int = 0, *, most: int = 0, right: bool = False
     ) -> None:
         """Add a column as wide as its longest text; with ``most``, it is cut where there is no room for it."""
-        cells = [Text(text(row), self._style(row)) for row in self._rows]
+        cells = [Text(text(row), self.style(row)) for row in self.rows]
         widest = max((cell.cell_len for cell in cells), default=0)
         if not widest:
             return
@@ -70,8 +71,8 @@ class _Columns(Generic[Row]):
 
     def drawn(self, title: str, draw: Callable[[Row, int], Text], rank: int = 0, *, most: int = 0) -> None:
         """Add a column whose cells are drawn for a width, as wide as there is room for."""
-        if self._rows:
-            cells = [partial(draw, row) for row in self._rows]
+        if self.rows:
+            cells = [partial(draw, row) for row in self.rows]
             self.columns.append(Column(title, _MIN_DRAWN, lambda width: [cell(width) for cell in cells], rank, most))
 
 

@@ -57,7 +57,7 @@ class Background:
                     future.set_exception(error)
 
 
-@dataclass(slots=True)
+@dataclass
 class Hub:
     """The newest documents, and the clients of /ws that follow them."""
 

@@ -54,7 +54,7 @@ class _FileState:
         return all(not task.alive for task in self.tasks)
 
 
-@dataclass(slots=True)
+@dataclass
 class RunFiles:
     """The databases of a run folder, or a single one of them (``only``).
 
@@ -251,7 +251,7 @@ def with_latest_readings(task: TaskFacts) -> TaskFacts:
 # --- the array --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ArrayOfRun:
     """The array tasks that are expected, and the number of their chunks; None: unknown."""
 

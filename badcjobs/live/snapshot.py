@@ -109,7 +109,7 @@ def alert_document(alert: TaskAlert) -> Document:
     return values
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Total:
     """The totals of a run or a machine."""
 
@@ -158,7 +158,7 @@ class Total:
         return {**asdict(self), "settled": self.settled, "share": self.share, "load": load}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Snapshot:
     """The state of a run or a machine at one moment."""
 

@@ -71,7 +71,7 @@ _MOVES = {"up": -1, "k": -1, "down": 1, "j": 1, "home": -_FAR, "end": _FAR}
 _MAX_FILTER = 60
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class UiState:
     """What the user has chosen so far."""
 
@@ -133,12 +133,7 @@ def _press_in_list(ui: UiState, key: str, step: int | None, last: int, names: Se
         return replace(ui, opened=names[ui.line], scroll=0)
     if key == "d" and ui.of_run:
         page = TASKS if ui.page == DEVICES else DEVICES
-        return replace(
-            ui,
-            page=page,
-            order=_FIRST_ORDER[page],
-            line=0,
-        )
+        return replace(ui, page=page, order=_FIRST_ORDER[page], line=0)
     return ui
 
 
@@ -146,12 +141,7 @@ def _type(ui: UiState, key: str) -> UiState:
     if key in ("enter", "ctrl-c"):
         return replace(ui, typing=False)
     if key == "escape":
-        return replace(
-            ui,
-            typing=False,
-            filter="",
-            line=0,
-        )
+        return replace(ui, typing=False, filter="", line=0)
     if key == "backspace":
         return replace(ui, filter=ui.filter[:-1], line=0)
     if len(key) == 1 and key.isprintable():

@@ -19,11 +19,11 @@ from badcjobs.live.snapshot import Snapshot, Tasks, Total, add_up, has_more_to_d
 from badcjobs.model import CHARTED, AlertLimits, AskQueue, InventoryDevice, ProcessFacts, Reading, StandIn, not_asked
 from badcjobs.paths import RunFolder, is_there, shell_line
 from badcjobs.report.completeness import find_finish
-from badcjobs.report.summary import Summary, summarize
+from badcjobs.report.summary import Summary, describe_chunks, summarize
 from badcjobs.run_toml import FrozenRun
 from badcjobs.seams import Clock, DeviceUnreadable, Environ
 from badcjobs.store.connect import grouped
-from badcjobs.store.read_model import AlertFacts, Completeness, DeviceFacts, JobFacts, TaskAlert, TaskFacts, Trail
+from badcjobs.store.read_model import AlertFacts, DeviceFacts, JobFacts, TaskAlert, TaskFacts, Trail
 from badcjobs.store.read_tasks import parse_settings, read_tasks
 from badcjobs.store.run_lock import is_emulated_now, lock_file_in
 from badcjobs.store.submission_record import file_in, find_idle_emulation, find_trace
@@ -71,7 +71,7 @@ def _find_run_folder(path: Path) -> RunFolder:
     return RunFolder(path)
 
 
-@dataclass(slots=True)
+@dataclass
 class RunView:
     """A run folder, or one database of it."""
 
@@ -217,16 +217,8 @@ def summarize_run(files: RunFiles, snapshot: Snapshot) -> Summary:
     pending = min(total.left, sum(task.pending for task in latest))
     not_listed = total.left - pending  # in no task yet
     of_unknown_length = sum(task.left_of_unknown_length for task in latest)
-    completeness = Completeness(
-        listed=total.done + total.failed + pending,
-        done=total.done,
-        failed=total.failed,
-        pending=pending,
-        missing_indices=tuple(task.array_index for task in snapshot.tasks if not task.started_at_ms),
-    )
-    if total.source_chunks is not None and total.parts is None:
-        completeness = replace(completeness, expected=total.chunks, not_listed=not_listed)
-    else:
+    is_source_known = total.source_chunks is not None and total.parts is None
+    if not is_source_known:
         of_unknown_length += not_listed
     facts = JobFacts(
         tasks=tuple(tasks),
@@ -240,6 +232,10 @@ def summarize_run(files: RunFiles, snapshot: Snapshot) -> Summary:
         left_of_unknown_length=of_unknown_length,
         alerts=tuple(_count_alerts(tasks)),
     )
+    missing = tuple(task.array_index for task in snapshot.tasks if not task.started_at_ms)
+    completeness = replace(describe_chunks(facts), missing_indices=missing)
+    if is_source_known:
+        completeness = replace(completeness, expected=total.chunks, not_listed=not_listed)
     return summarize(facts, completeness, now_ms=snapshot.at_ms)
 
 
@@ -266,7 +262,7 @@ def open_machine_view(
         return MachineView(opened, clock, hostname, limits, stack.pop_all())
 
 
-@dataclass(slots=True)
+@dataclass
 class MachineView:
     """The devices of this machine, and their readings since it was opened."""
 

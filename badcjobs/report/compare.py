@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from badcjobs.report.document import finite
 from badcjobs.report.job_tables import flat_settings, setting_words
-from badcjobs.report.rules import busy_share
+from badcjobs.report.rules import busy_percent
 from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, Summary, ratio
 from badcjobs.report.tables import Table
 from badcjobs.report.verdict import news_words
@@ -22,8 +22,6 @@ _SAME = 0.005  # a smaller relative difference is "the same"
 INCOMPARABLE = "cannot be compared"
 _OF_ONE_RUN = {"out", "source", "root", "shard"}  # these always differ
 Document = dict[str, Any]  # for --json, or a part of it
-Find = Callable[[Summary], Any]  # returns a number or None
-Say = Callable[[float | None], str]  # writes a figure
 
 
 class Kind(NamedTuple):
@@ -31,14 +29,11 @@ class Kind(NamedTuple):
 
     key: str
     name: str
-    say: Say  # of percentages ``share_words``: their difference is in percentage points
-    find: Find | None = None  # None: it is the attribute ``key`` of the summary
+    say: Callable[[float | None], str]  # of percentages ``share_words``: their difference is in percentage points
+    find: Callable[[Summary], Any] | None = (
+        None  # returns a number or None; None: it is the attribute ``key`` of the summary
+    )
     of_energy: bool = False  # it is compared only if nearly all energy of both jobs was measured
-
-
-def _busy_percent(summary: Summary) -> float | None:
-    busy = busy_share(summary.devices)
-    return busy and 100 * busy
 
 
 _WHOLE = partial(number, digits=0)
@@ -54,7 +49,7 @@ FIGURES = (
     Kind("audio_hours", "audio-hours", _TWO),
     Kind("wall_s", "running time", duration),
     Kind("gpu_hours", "GPU-hours", _TWO),
-    Kind("busy_mean_percent", "busy, mean of all devices", share_words, _busy_percent),
+    Kind("busy_mean_percent", "busy, mean of all devices", share_words, busy_percent),
     Kind(
         "audio_s_per_chunk",
         "seconds of audio per chunk",
@@ -83,7 +78,7 @@ def _share_of(state: str, summary: Summary) -> float | None:
 _SHARES = [Kind(state, name, share_words, partial(_share_of, state)) for state, name in STATE_WORDS.items()]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Figure:
     """One figure of both jobs, and its change in words."""
 
@@ -97,7 +92,7 @@ class Figure:
     other_words: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Comparison:
     """Two jobs side by side."""
 

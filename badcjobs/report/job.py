@@ -216,8 +216,6 @@ def write_whole(path: Path, text: str | Iterable[str]) -> None:
 # --- what the numbers mean --------------------------------------------------------------------------------------------
 
 _TOPICS = (*rules_tasks.TOPICS, *rules_devices.TOPICS, *rules_waiting.TOPICS, *rules_requests.TOPICS)
-# Stable names; the guide lists each of them.
-KINDS = tuple(dict.fromkeys(rule.kind for _, rules in _TOPICS for rule in rules))
 _OF_USE = {"unused_gpus", "cpus_request", *(rule.kind for _, rules in rules_waiting.TOPICS for rule in rules)}
 
 

@@ -87,7 +87,7 @@ def _with_lost_work(device: DeviceFacts) -> DeviceFacts:
 # --- what is left -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Outlook:
     """What is left; None: not known."""
 

@@ -173,6 +173,12 @@ def busy_share(devices: Iterable[DeviceFacts]) -> float | None:
     return ratio(sum(time.busy_s or 0.0 for time in times), sum(map(seen_s, times)))
 
 
+def busy_percent(summary: Summary) -> float | None:
+    """Return the same for all devices of a job, in percent."""
+    busy = busy_share(summary.devices)
+    return busy and 100 * busy
+
+
 def has_tried(device: DeviceFacts) -> bool:
     """Say whether any try of a chunk has ended on it, done or not."""
     return device.work.done + device.work.failed + device.work.lost > 0

@@ -22,7 +22,7 @@ from badcjobs.store.read_model import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Finding:
     """One statement about a job, always with numbers."""
 
@@ -36,7 +36,7 @@ class Finding:
     gpu_hours: float | None = None  # what it cost; None: not measurable in GPU time
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StateSummary:
     """What all devices did in one state; None: not measured."""
 
@@ -48,7 +48,7 @@ class StateSummary:
     measured_percent: float | None  # share of the time for which the power is known
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Bill:
     """What a job is billed by the weights of its site, and what the same work would cost with the advised request."""
 
@@ -60,7 +60,7 @@ class Bill:
     advised_mem_gb: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Summary:
     """All numbers of a job: its facts, and what is computed from them."""
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from badcjobs.model import NameGaps, load_word
 from badcjobs.paths import shell_line
 from badcjobs.report.progress import RUNNING
-from badcjobs.report.rules import Figures, busy_share, known_texts
+from badcjobs.report.rules import Figures, busy_percent, known_texts
 from badcjobs.report.summary import NEARLY_ALL, STATE_WORDS, Summary
 from badcjobs.sources.mistakes import left_out_words
 from badcjobs.sources.places import place_words
@@ -161,8 +161,7 @@ def _judge_tasks(summary: Summary, left_out: int) -> Verdict:
 
 def _figures(summary: Summary) -> Figures:
     """Return the figures of _COST and _RESULT."""
-    busy = busy_share(summary.devices)
-    busy_percent = busy and 100 * busy
+    busy = busy_percent(summary)
     measured = summary.energy_measured_percent
     if measured is not None and measured >= NEARLY_ALL:
         measured = None
@@ -170,8 +169,8 @@ def _figures(summary: Summary) -> Figures:
         "s": summary,
         "measured": measured,
         "gpu_time": gpu_time(summary.gpu_hours * 3600),
-        "busy": busy_percent,
-        "load": load_word(busy_percent),  # None: the line leaves both out
+        "busy": busy,
+        "load": load_word(busy),  # None: the line leaves both out
     }
 
 

@@ -21,6 +21,7 @@ from rooms.live import (
     add_up,
     as_plain_text,
     device_document,
+    draw,
     open_machine_view,
     open_run,
     open_run_view,
@@ -173,12 +174,16 @@ def test_what_a_look_at_a_run_shows(tmp_path, pages):
     pages({f"{name}.txt": play(line, tmp_path / name) for name, line in usual.items()})
 
 
+def text_of(page):
+    return "\n".join(line.plain.rstrip() for line in page.lines).rstrip()
+
+
 def page_of(frame, folder, *, devices=False):
     """Return the monitor's text, the totals that say something, and a line for each task."""
     go_on = tuple(line.replace(str(folder), "/runs/july") for line in frame.total.go_on)
     title, *remarks = (text.replace(str(folder), "runs/july") for text in (frame.title, *frame.remarks))
     shown = replace(frame, title=title, remarks=tuple(remarks), total=replace(frame.total, go_on=go_on))
-    text = [as_plain_text(shown, UiState(page=page), width=110) for page in ("tasks", DEVICES)[: 1 + devices]]
+    text = [text_of(draw(shown, UiState(page=page), width=110)) for page in ("tasks", DEVICES)[: 1 + devices]]
     document = shown.to_dict()
     total = {key: value for key, value in document["total"].items() if value not in (None, 0, False, (), [])}
     text.append("\n".join(f"{key}: {in_seconds(key, value)}" for key, value in total.items()))
@@ -343,7 +348,7 @@ def test_a_machine_shows_every_device_its_course_and_what_is_lost(tmp_path, page
         for second in (0, 30, 60, 120):
             clock.sleep(START_MS / 1000 + second - clock.monotonic_s())
             frame = view.look()
-            said[f"after-{second}.txt"] = as_plain_text(frame, width=120)
+            said[f"after-{second}.txt"] = text_of(draw(frame, UiState.at_start(of_run=False), width=120))
         said["document.json"] = json.dumps(frame.to_dict(), indent=1)
         assert alerts_of(view) == {"lost total": 1, "lost open": 1}
         for _ in range(300):

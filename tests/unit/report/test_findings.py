@@ -14,7 +14,7 @@ import pytest
 from rooms import store
 from rooms.cli import read_topic
 from rooms.model import Billing, Code, PlaceCounts
-from rooms.report import KINDS, Bill, find, headlines, list_findings, make_bill, summarize
+from rooms.report import Bill, find, headlines, list_findings, make_bill, summarize
 from rooms.root import SystemClock
 from rooms.store import DeviceFacts, DeviceWork, GapFacts, JobFacts, TaskFacts
 from support import story
@@ -263,7 +263,8 @@ def test_every_labelled_job_is_diagnosed_right_in_sentences_with_numbers_and_som
                 assert text and text.isprintable() and len(text) < 260 and not UGLY.search(text), text
             assert all(OPTION.fullmatch(line) for line in finding.lines), finding.lines
     assert misses == {}
-    assert labelled == set(KINDS), "each kind of finding has a labelled job"
+    listed = {line.split()[0] for line in list_findings().splitlines() if line[4] != " "}
+    assert labelled == listed, "each kind of finding has a labelled job"
 
 
 def test_the_bill_is_that_of_the_site_beside_what_the_request_that_was_needed_would_have_cost():
