@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from badcjobs.cli.job_signals import DelayedSignals
 from badcjobs.cli.options import (
     JsonWanted,
     Root,
@@ -46,22 +45,13 @@ from badcjobs.cluster.job_script import Mistake, ParsedWords, Parser, is_job_scr
 from badcjobs.errors import BadInput, ExitCode
 from badcjobs.model import Probed, parse_stop_after
 from badcjobs.paths import shell_line
-from badcjobs.planning.check import CheckOrder
-from badcjobs.planning.check import check as check_all
-from badcjobs.planning.findings import remarks_text
-from badcjobs.planning.make_plan import to_dict
-from badcjobs.planning.plan import Planned, PlanOrder, plan_sources, plan_text
-from badcjobs.planning.plan_speed import probe_line
-from badcjobs.planning.probe import ProbeEnd, ProbeOrder, run_probe
-from badcjobs.planning.probe_page import probe_page, probe_text
-from badcjobs.planning.resolve_submit import complete
-from badcjobs.planning.site import find_site
 from badcjobs.project import Project
-from badcjobs.report.job import write_whole
-from badcjobs.report.rules import PROBLEM
 from badcjobs.settings import PlanSettings, ProbeSettings, RunSettings, SubmitSettings, nearest, option_words
-from badcjobs.store.atomic_write import cannot_write, try_to_write
-from badcjobs.workers.learned import describe_readers
+
+if TYPE_CHECKING:
+    from badcjobs.planning.check import CheckOrder
+    from badcjobs.planning.plan import Planned
+    from badcjobs.planning.probe import ProbeEnd, ProbeOrder
 
 _INTERVAL_S = 0.1  # a trial may be short, and its memory peak shorter
 SITE = option("NAME|FILE", "Rules of the cluster: sockeye, or a TOML file.")
@@ -89,6 +79,9 @@ def check(
     Example:
       badcjobs check july.csv --out runs/july --tasks 20 --site sockeye
     """
+    from badcjobs.planning.check import check as check_all
+    from badcjobs.planning.findings import remarks_text
+
     log_to_stderr()
     project = read_project(context, "run", "submit")
     sources = tuple(source or project.get("run", "source") or ())
@@ -117,6 +110,8 @@ def _check_order(
     quick: bool,
 ) -> CheckOrder:
     """Return what to check: a job script, or what would be submitted."""
+    from badcjobs.planning.check import CheckOrder
+
     trust = read_trust("--config", "")
     order = CheckOrder(
         settings=RunSettings(),
@@ -152,6 +147,9 @@ def _with_source(
     site_option: str,
 ) -> CheckOrder:
     """Add a source; a check without SOURCE looks at everything else, and settings without one would be refused."""
+    from badcjobs.planning.resolve_submit import complete
+    from badcjobs.planning.site import find_site
+
     settings = project.make(RunSettings, {**flags, "source": sources or ("?",)}, "check")
     submit = project.make(SubmitSettings, options, "check")
     site = find_site(order.site, order.cwd, site_option)
@@ -233,6 +231,9 @@ def plan(
     Example:
       badcjobs plan july.csv --site sockeye --rate 400 --parallel 10
     """
+    from badcjobs.cli.job_signals import DelayedSignals
+    from badcjobs.planning.plan import PlanOrder, plan_sources
+
     log_to_stderr()
     project = read_project(context, "run", "submit")
     request = {"parallel": parallel, "gpus_per_task": gpus_per_task, "time": time}
@@ -253,6 +254,10 @@ def plan(
 
 def _print_plan(planned: Planned, account: str | None, *, json_wanted: bool) -> int:
     """Print a plan, and when it is finished if its first task starts now; return the exit code."""
+    from badcjobs.planning.make_plan import to_dict
+    from badcjobs.planning.plan import plan_text
+    from badcjobs.report.rules import PROBLEM
+
     has_problem = any(remark.severity == PROBLEM for remark in planned.plan.remarks)
     code = ExitCode.CHUNKS_FAILED if has_problem else ExitCode.DONE
 
@@ -308,6 +313,8 @@ def probe(
     Example:
       badcjobs probe july/night.wav --html probe.html -- --max-gpus 1
     """
+    from badcjobs.planning.probe import ProbeOrder, run_probe
+
     project = read_project(context, "run", "alerts")
     most_s = parse_stop_after(time)
     if not most_s:
@@ -334,6 +341,8 @@ def probe(
 
 def _check_page(html: Path) -> None:
     """Refuse a page that cannot be written, before minutes of trials."""
+    from badcjobs.store.atomic_write import cannot_write, try_to_write
+
     try:
         try_to_write(html)
     except OSError as error:
@@ -342,6 +351,10 @@ def _check_page(html: Path) -> None:
 
 def _print_probe(end: ProbeEnd, order: ProbeOrder, html: Path | None, *, json_wanted: bool) -> None:
     """Print the result of the trials, and write their page; raise the first problem if there was no trial."""
+    from badcjobs.planning.probe_page import probe_page, probe_text
+    from badcjobs.report.job import write_whole
+    from badcjobs.workers.learned import describe_readers
+
     probes = [probed for probed in end.probes if probed.trials]
     if end.problems and not probes:
         raise end.problems[0]
@@ -357,6 +370,8 @@ def _print_probe(end: ProbeEnd, order: ProbeOrder, html: Path | None, *, json_wa
 
 def _say_next_after_probe(end: ProbeEnd, order: ProbeOrder) -> None:
     """Print the command that continues the probe, or the line that plans with its result."""
+    from badcjobs.planning.plan_speed import probe_line
+
     if end.exit_code:
         say_next(*this_command(without=["--again"]))
         return

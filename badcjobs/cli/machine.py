@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -35,15 +35,15 @@ from badcjobs.cli.output import (
     this_command,
 )
 from badcjobs.clock import SystemClock
-from badcjobs.devices.allocation import VISIBLE
-from badcjobs.devices.free import DeviceLocks, DeviceRequest, Waiting, describe_holder, list_free, lock_folder
-from badcjobs.devices.listing import DeviceNow, Listing, list_granted
 from badcjobs.errors import BadInput, ExitCode, NotHere
 from badcjobs.model import StandIn
 from badcjobs.paths import shell_line
 from badcjobs.report.tables import Table, columns, table_text
-from badcjobs.report.text import wrap
 from badcjobs.words import UNKNOWN, count, duration, memory, plain, share_words, temperature
+
+if TYPE_CHECKING:
+    from badcjobs.devices.free import DeviceRequest
+    from badcjobs.devices.listing import DeviceNow, Listing
 
 
 def gpus(
@@ -87,6 +87,9 @@ def gpus(
 
 
 def _list_devices(request: DeviceRequest | None, stand_in: StandIn, *, everything: bool) -> Listing:
+    from badcjobs.devices.free import DeviceLocks, Waiting, describe_holder, list_free, lock_folder
+    from badcjobs.devices.listing import list_granted
+
     clock = SystemClock()
     variables = environ()
     if request is None:
@@ -99,6 +102,8 @@ def _request(
     free: int | None, min_memory_mib: int | None, max_utilization: float | None, wait: float | None, everything: bool
 ) -> DeviceRequest | None:
     """Return which devices --free asks for; None: it is not given."""
+    from badcjobs.devices.free import DeviceRequest
+
     if free is None:
         if (min_memory_mib, max_utilization, wait) == (None, None, None):
             return None
@@ -193,6 +198,9 @@ _LONGEST_MODEL = 28
 
 def _devices_text(listing: Listing, *, processes: bool, to_take: bool, width: int | None) -> str:
     """Return the devices of ``badcjobs gpus`` with the reasons; optionally their processes, or the line to use them."""
+    from badcjobs.devices.allocation import VISIBLE
+    from badcjobs.report.text import wrap
+
     devices = listing.devices
     reasons = [f"{_device_name(device)}: {device.why}" for device in devices]
     reasons += [f"{_device_name(device)}: no reading: {device.trouble}" for device in devices if device.trouble]

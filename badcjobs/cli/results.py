@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -38,22 +38,13 @@ from badcjobs.clock import SystemClock
 from badcjobs.cluster.slurm import QueueReader
 from badcjobs.errors import BadInput, ExitCode
 from badcjobs.planning.site import find_billing
-from badcjobs.report.export import ExportOrder, form_of
-from badcjobs.report.export import export as carry_out
-from badcjobs.report.job import (
-    FinishedJob,
-    SummaryOptions,
-    default_target,
-    finish_job,
-    job_title,
-    report_job,
-    write_whole,
-)
-from badcjobs.report.summary import Summary
-from badcjobs.report.text import removal_text, summary_text
 from badcjobs.store.atomic_write import cannot_write
-from badcjobs.store.merge import MergeOrder
 from badcjobs.words import count
+
+if TYPE_CHECKING:
+    from badcjobs.report.export import ExportOrder
+    from badcjobs.report.job import FinishedJob
+    from badcjobs.report.summary import Summary
 
 ROWS = "rows of the source read"
 JobPath = Annotated[Path | None, typer.Argument(metavar="DIR|FILE")]
@@ -76,6 +67,9 @@ def merge(
     Example:
       badcjobs merge runs/july
     """
+    from badcjobs.report.job import SummaryOptions, default_target, finish_job
+    from badcjobs.store.merge import MergeOrder
+
     log_to_stderr()
     project = read_project(context)
     places = inputs or [find_run(None, project, "merge")]
@@ -96,6 +90,9 @@ def merge(
 
 def _say_merged(job: FinishedJob) -> None:
     """Print the summary of a merged job, with its files."""
+    from badcjobs.report.job import job_title
+    from badcjobs.report.text import removal_text
+
     more = [files_text(job)]
     if job.removed is not None:
         more.append(removal_text(job.removed.removed, job.removed.left, text_width()))
@@ -104,6 +101,8 @@ def _say_merged(job: FinishedJob) -> None:
 
 def say_summary(summary: Summary, title: str, more: Sequence[str]) -> None:
     """Print the summary of a job, with more lines about it."""
+    from badcjobs.report.text import summary_text
+
     text = summary_text(summary, title, colour=colour_wanted(), more=more, width=text_width())
     say(text, painted=True)
 
@@ -133,6 +132,8 @@ def report(
     Example:
       badcjobs report runs/july --compare runs/june --markdown july.md
     """
+    from badcjobs.report.job import SummaryOptions, report_job
+
     log_to_stderr()
     project = read_project(context)
     job = find_run(job, project, "report")
@@ -169,6 +170,8 @@ def _check_targets(targets: Targets, runs: Sequence[Path], *, json_wanted: bool)
 
 def _write(path: Path, text: str | Iterable[str]) -> None:
     """Write a document to stdout or, in one step, to its file; a closed pipe is not an error."""
+    from badcjobs.report.job import write_whole
+
     if is_stdout(path):
         print_document(text)
         return
@@ -198,6 +201,8 @@ def export(
     Example:
       badcjobs export runs/july --min-score 0.8 --out july.csv
     """
+    from badcjobs.report.export import ExportOrder, form_of
+
     log_to_stderr()
     project = read_project(context)
     job = find_run(source, project, "export")
@@ -222,6 +227,8 @@ def export(
 
 def _carry_out(order: ExportOrder, out: Path) -> None:
     """Write an export, and print what was written and what to do next."""
+    from badcjobs.report.export import export as carry_out
+
     try:
         written, notes = carry_out(order, sys.stdout.buffer, _tell_progress(out))
         sys.stdout.flush()
