@@ -76,7 +76,7 @@ def machine(site):
 
 
 def test_workers_of_one_card_are_clients_of_a_daemon_that_ends_with_the_task(site, machine):
-    program = machine.start(600, OMP_NUM_THREADS="2")  # each has an environment of its own to look at
+    program = machine.start(2000, OMP_NUM_THREADS="2")  # each has an environment of its own to look at
     machine.wait_for_clients()
     (daemon,), (server,), workers = machine.daemons(), machine.servers(), machine.workers()
     pipe = daemon.environ()[PIPE]
