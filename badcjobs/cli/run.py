@@ -103,6 +103,7 @@ class ProgressBars:
         self._wanted = wanted and can_draw
         self._live: Live | None = None
         self._next_s = 0.0
+        self._ascii_only = shows_only_ascii()  # the bars replace sys.stderr, whose encoding is then not known
 
     def show(self, look: Callable[[], TaskProgress]) -> None:
         """Draw the bars if it is time to; ``look`` is called only then."""
@@ -112,7 +113,7 @@ class ProgressBars:
             live = self._live or self._begin()
             before_s = time.thread_time()
             columns, lines = live.console.size
-            rows = bar_rows(look(), columns=columns, lines=lines, ascii_only=shows_only_ascii())
+            rows = bar_rows(look(), columns=columns, lines=lines, ascii_only=self._ascii_only)
             live.update(Text("\n", no_wrap=True, overflow="crop").join(rows), refresh=True)
         except OSError:
             self._wanted = False  # the terminal is closed; the work continues
