@@ -263,5 +263,5 @@ def test_workers_are_added_while_that_pays_and_the_next_run_begins_where_this_on
     wait_for(lambda: "workers: 1, engine command" in task.stderr, "the next run")
     task.send(signal.SIGINT)
     assert task.wait().exit_code == 130
-    known = "start: an earlier run found 2 to be best; 2 cores and 16.0 GiB of GPU memory per device"
+    known = "start: an earlier run found 2 to be best; 2 cores and 16,384 MiB of GPU memory per device"
     assert f"{known}; 1 instead of 2: the job has {little['SLURM_MEM_PER_NODE']} MiB of main memory" in task.stderr
