@@ -136,9 +136,9 @@ _ALERTS = f"""
            d.uuid AS device_uuid, a.peak, a.threshold,
            {STILL_OPEN} AS is_open
     FROM alert a JOIN task t USING (task_id) LEFT JOIN device d ON d.device_id = a.device_id"""
-# of a device; they may have the metrics that are not in each sample
-_RECENT_ROWS = 10
-_RECENT_MS = 10_000
+# of a device; they have the metrics that are read only every 20 s
+_RECENT_ROWS = 25
+_RECENT_MS = 25_000
 _MOST_UNDER_WAY = 16  # names of chunks to show
 _GONE_MS = 60_000  # the recorder reads processes less often than devices; one last seen longer ago has ended
 _PROCESSES = f"""
