@@ -67,7 +67,8 @@ def test_devices_are_recorded_with_their_alerts_and_processes_and_the_recorders_
     options = ("--simulate", "load.toml", "--config", "lab.toml", "--duration", 3.5, *OFTEN)
     done = site.badcjobs("record", "--out", out, *options)
     assert done.exit_code == 0, done.stderr
-    assert re.match(r"badcjobs: 2 devices recorded for \d+\.\d s: .*\nnext: badcjobs --config=lab.toml report ", done.stdout)
+    recorded = r"badcjobs: 2 devices recorded for \d+\.\d s: .*\nnext: badcjobs --config=lab.toml report "
+    assert re.match(recorded, done.stdout)
     assert rows(out, "PRAGMA integrity_check") == [("ok",)]
     assert rows(out, "SELECT verdict, exit_code, engine FROM task") == [("done", 0, None)]
     assert rows(out, f"SELECT reason FROM gap WHERE device_id IS NULL AND {NOT_LATE}") == [], "no call holds it up"
