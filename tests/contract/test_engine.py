@@ -24,6 +24,7 @@ from rooms.root import BadcjobsError, Launcher, SessionBroken, nothing_more
 from rooms.sources import AudioCutter
 from rooms.workers import CommandEngine, EngineStart, HangTimeout, HawkEarsEngine
 from support.audio import make_wav
+from support.cases import DATA, read_data, read_parts
 from support.fake_hawkears import NAMES, fake_package_environ, hear, make_fake_hawkears1, make_fake_root
 from support.fake_prefix import install_fake_prefix
 from support.hand_clock import HandClock
@@ -41,7 +42,6 @@ ENGINES = {
     "demo": "bad_audio", ONE: "exit_code", MANY: "no_output", "hawkears": "bad_audio", "hawkears1": "no_output",
     "demo behind": "bad_audio", "hawkears forked": "bad_audio",
 }  # fmt: skip
-DATA = Path(__file__).parents[1] / "data"
 ON_CUDA = {"device": "cuda", "name": "Tesla V100"}
 
 
@@ -317,7 +317,7 @@ def test_what_every_line_of_a_worker_means(place, caplog, pages):
         return ()
 
     caplog.set_level("INFO", logger="badcjobs")
-    words, *scripts = (DATA / "worker_lines.txt").read_text().split("=== ")
+    words, *scripts = read_data("worker_lines.txt").split("=== ")
     for one in scripts:
         (name, _, script), limit, clock = one.partition("\n"), HangTimeout(least_s=1), HandClock(9000)
         start = EngineStart((), place.environ, place.launchers[""], clock)
@@ -467,7 +467,7 @@ def test_the_check_asks_hawkears_itself_also_behind_a_prefix(place, pages):
 TEMPLATES = {"one": ONE, "many": MANY, "place": ONE + " [{device}] {device_index} {chunk_id}",
              "gone": f"/no/such/program {ONE}", "gone-many": f"/no/such/program {MANY}"}  # fmt: skip
 PLANS = {"GPU": GPU, "CPU": CPU, "LEAN": LEAN, "SIMULATED": SIMULATED}
-STORIES = dict(part.split("\n", 1) for part in (DATA / "engine_stories.txt").read_text().split("=== ")[1:])
+STORIES = read_parts("engine_stories.txt")
 
 
 def recording(place, word):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rooms.model import InventoryDevice, Reading
 from support.badcjobs_program import QUICK, array_task, assert_refused, rows
+from support.cases import DATA, read_data
 from support.fake_nvml import fake_nvml_environ, fake_slice_uuid, fake_uuid, no_driver
 from support.recorded_tape import write_recording
 from support.waiting import wait_for
@@ -232,7 +233,6 @@ def test_two_runs_started_together_take_different_cards_and_keep_them_until_they
     assert len(free(4)) == 4, "a run that has ended holds nothing"
 
 
-DATA = Path(__file__).parents[1] / "data"
 CUDA = "CUDA_VISIBLE_DEVICES"
 SHOWN = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "SLURM_JOB_ID", "FAKE_NVML_DEVICES")
 
@@ -252,7 +252,7 @@ def test_gpus_says_what_a_task_has_what_is_free_and_why_for_people_and_scripts(s
                 "ROCR_VISIBLE_DEVICES": "1,3", "HIP_VISIBLE_DEVICES": "1"},
     }  # fmt: skip
     prompts, commands, environs = [], [], []
-    for line in (DATA / "gpus_commands.txt").read_text().split("\n\n")[1].splitlines():
+    for line in read_data("gpus_commands.txt").split("\n\n")[1].splitlines():
         before, _, arguments = line.partition("gpus")
         environ = {}
         for word in before.split():

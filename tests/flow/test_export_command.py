@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from support.audio import make_wav
 from support.badcjobs_program import ON_CPU, array_task, assert_refused, rows
+from support.cases import read_data
 from support.fake_hawkears import make_fake_hawkears1
 from support.pages import tree
 from support.stand_ins import install
@@ -20,7 +20,6 @@ from support.task_files import TaskFile, add_host_samples, make_job
 from support.terminal import Terminal
 from support.waiting import wait_for
 
-DATA = Path(__file__).parents[1] / "data"
 EXPORT = (sys.executable, "-m", "badcjobs", "export")
 HOSTS = ("--table", "host_sample", "--format")
 
@@ -184,7 +183,7 @@ def test_an_engines_own_files_are_kept_when_asked_and_what_cannot_be_kept_does_n
 def test_the_birdnet_example_of_the_guide_works_as_it_is_pasted(site):
     for name in ("FS-01_20220501_060000", "quiet"):
         make_wav(site.folder / "recordings" / "Fort Smith" / "FS-01" / f"{name}.wav", 4.0, 1000)
-    install(site.folder / "bin" / "birdnet-analyze", (DATA / "birdnet-analyze.sh").read_text())
+    install(site.folder / "bin" / "birdnet-analyze", read_data("birdnet-analyze.sh"))
     install(site.folder / "bin" / "badcjobs", f'#!/bin/sh\nexec {sys.executable} -m badcjobs "$@"\n')
     page = site.badcjobs("guide", "own-detector").stdout
     lines = page[page.index("    badcjobs run") :].partition("\n\n")[0]

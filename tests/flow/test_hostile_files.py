@@ -3,13 +3,12 @@
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 from support.badcjobs_program import ON_CPU
+from support.cases import read_lines
 
-CASES = Path(__file__).parents[1] / "data" / "hostile_files.txt"
-SHELL = dict(line.split(": ", 1) for line in CASES.read_text().splitlines()[1:])
+SHELL = dict(line.split(": ", 1) for line in read_lines("hostile_files.txt"))
 SMALL = (
     "submitted.json .submitting.json learned.json probe.json logs/emulation.lock logs/{job}.json "
     "tasks/{task}.slurm.json tasks/{claim}"

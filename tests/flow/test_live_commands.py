@@ -10,7 +10,6 @@ import sys
 import time
 from contextlib import ExitStack, closing
 from itertools import islice
-from pathlib import Path
 
 import httpx
 import psutil
@@ -18,6 +17,7 @@ import pytest
 from rooms.report import METRIC_BY_NAME
 from support import needs
 from support.badcjobs_program import ON_CPU, QUICK, assert_refused
+from support.cases import read_data
 from support.live_run import LiveServer, prometheus, websocket, write_live_run
 from support.task_files import TaskFile
 from support.terminal import Terminal
@@ -169,7 +169,7 @@ def test_bars_fit_their_window_and_are_not_drawn_with_json_or_where_the_terminal
 
 
 # Requests with escapes as in Python; ``{x}`` is a word of 70,000 letters, and a path alone is asked for properly.
-HARDLY_HTTP = (Path(__file__).parents[1] / "data" / "hardly_http.txt").read_text().splitlines()
+HARDLY_HTTP = read_data("hardly_http.txt").splitlines()
 PROPERLY = r"GET PATH HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 TOKEN = "a+token/with&signs=and%more"
 

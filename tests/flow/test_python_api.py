@@ -3,18 +3,17 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 from support.badcjobs_program import rows
+from support.cases import read_parts
 from support.fake_nvml import no_driver
 from support.waiting import wait_for
 
-SCRIPTS = (Path(__file__).parents[1] / "data" / "user_scripts.txt").read_text().split("=== ")[1:]
+SCRIPTS = read_parts("user_scripts.txt")
 
 
 def run_script(site, name, env=None):
-    text = dict(script.split("\n", 1) for script in SCRIPTS)[name]
-    argv = [sys.executable, "-c", text]
+    argv = [sys.executable, "-c", SCRIPTS[name]]
     return subprocess.run(argv, env=site.environ(env), cwd=site.folder, capture_output=True, text=True, timeout=60)
 
 

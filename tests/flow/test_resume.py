@@ -3,15 +3,14 @@
 import os
 import re
 from collections import Counter
-from pathlib import Path
 
 from support.audio import make_wav
 from support.badcjobs_program import CHUNK_S, ON_CPU, Site, array_task, loud, rows
+from support.cases import read_data
 from support.file_calls import FileCalls
 from support.source_files import write_files
 from support.task_files import TaskFile
 
-DATA = Path(__file__).parents[1] / "data"
 LEFT_ALONE = ("--config", "run.retry_failed=false")
 REPORTED = r"(?m)(?:already done|failed in earlier|done earlier|badcjobs: error).*|^  chunks .*|^  failed .*?\)"
 
@@ -82,7 +81,7 @@ def test_a_checksum_outlives_a_copy_without_times_and_a_folder_that_has_grown_is
 def test_a_run_is_resumed_checked_submitted_and_merged_by_whichever_path_leads_to_its_audio(site, pages):
     reported = []
     folder, out = site.folder, site.out
-    files, *groups = (DATA / "same_audio.txt").read_text().replace("DIR", str(folder)).split("\n=== ")
+    files, *groups = read_data("same_audio.txt").replace("DIR", str(folder)).split("\n=== ")
     write_files(files, folder)
     for number, group in enumerate(groups):
         title, *lines = group.splitlines()

@@ -6,11 +6,11 @@ import shutil
 import subprocess
 import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from support.audio import make_wav
 from support.badcjobs_program import MANIFEST_HEADER, ON_CPU, array_task, assert_refused, rows
+from support.cases import read_data
 from support.fake_hawkears import fake_package_environ, hawkears_options
 from support.source_files import write_files
 from support.waiting import wait_for
@@ -25,7 +25,7 @@ def command(site, text):
 
 
 def test_each_chunk_has_the_end_that_its_program_deserves_and_those_that_failed_are_named(site, pages):
-    program = (Path(__file__).parents[1] / "data" / "each_chunk.sh").read_text()
+    program = read_data("each_chunk.sh")
     pool = "with multiprocessing.Pool(2) as pool:\n        assert pool.map(abs, [-1, -2]) == [1, 2]"
     (site.folder / "pool.py").write_text(f'import multiprocessing\nif __name__ == "__main__":\n    {pool}\n')
     env = {**array_task(0, (0,)), "PYTHON": sys.executable}

@@ -12,16 +12,16 @@ import shutil
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from support.badcjobs_program import ON_CPU, array_task
 from support.behaviour import FixedSite, pretty
+from support.cases import read_data
 from support.login_node import LoginNode
 from support.waiting import wait_for
 
 RUN = ("--gpus-per-task", "0", "--", *ON_CPU, "--interval", "0.1")
-TEXT = (Path(__file__).parents[1] / "data" / "login_stories.txt").read_text()
+TEXT = read_data("login_stories.txt")
 STORIES = {name: lines.split("\n\n")[0] for name, lines in re.findall(r"=== (.*)\n((?:(?!===).*\n)*)", TEXT)}
 SOURCES = {"old": "four.csv", "half": "nine.csv"}
 

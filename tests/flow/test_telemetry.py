@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from rooms.telemetry import RECORDING_MARK, ProcessLookup
 from support.badcjobs_program import NOT_LATE, QUICK, array_task, assert_refused, rows
+from support.cases import read_data
 from support.fake_nvml import no_driver
 from support.waiting import wait_for
 
 OFTEN = ("--interval", 0.05)
-DATA = Path(__file__).parents[1] / "data"
 NO_PROCESS = 2**22 + 17
 # As in the contract; what is not known yet is a question mark.
 HEARTBEAT = re.compile(
@@ -175,7 +175,7 @@ def test_what_cannot_be_recorded_is_refused_before_the_command(site, out, pages)
     (site.folder / "open.toml").write_text(f'[alerts]\ncommand = "\'tell {SECRET}"\n')
     assert site.badcjobs("record", "--out", out, "--simulate", 1, "--duration", 0.1).exit_code == 0
     before = out.read_bytes()
-    commands = (DATA / "record_commands.txt").read_text().format(out=out).splitlines()[2:]
+    commands = read_data("record_commands.txt").format(out=out).splitlines()[2:]
     environs = [{**no_driver(), "PATH": "/nowhere"} if "--simulate" not in one else {} for one in commands]
     outcomes = site.badcjobs_each([("record", *one.split()) for one in commands], environs)
     both = zip(commands, outcomes, strict=True)

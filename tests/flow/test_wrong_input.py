@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from support.badcjobs_program import MANIFEST_HEADER, ON_CPU
 from support.behaviour import FixedSite
+from support.cases import read_blocks
 
-CASES = Path(__file__).parents[1] / "data" / "wrong_commands.txt"
 FILES = {
     "empty.csv": b"", "latin.csv": MANIFEST_HEADER.encode() + b"\nrec\xff,c0,x.wav,0,1,0,,\n", "silence/notes.txt": b"",
     "script.toml": b"[[device]]\nspeed = 1\n", "july/run.toml": b"",
@@ -40,7 +40,7 @@ def place():
 
 def test_every_wrong_command_is_answered(place, pages):
     before, said = {*place.folder.rglob("*")}, {}
-    for case in CASES.read_text().split("=== ")[1:]:
+    for case in read_blocks("wrong_commands.txt"):
         name, *lines = case.splitlines()
         envs, commands = zip(*(line.split("badcjobs ", 1) for line in lines), strict=True)
         changes = [dict(word.split("=") for word in shlex.split(env)) for env in envs]

@@ -20,10 +20,11 @@ from typing import Any
 
 from rooms.store import empty_stamped_page, move_into_place
 from support.badcjobs_program import Site
+from support.cases import DATA
 
 from badcjobs import __version__
 
-INPUTS = Path(__file__).parents[1] / "data" / "jobs"
+INPUTS = DATA / "jobs"
 START_MS = 1_800_000_000_000  # when the first task of every input began
 APPLICATION_ID, SCHEMA_VERSION = 0x42414443, 1  # of the databases that the inputs become: the one place to change
 _PROGRAMS = ("bash", "sh", "date", "cat", "env", "sleep", "kill", "mkdir")  # no Slurm, no nvidia-smi

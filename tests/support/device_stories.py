@@ -3,11 +3,11 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from rooms.model import METRICS, InventoryDevice, Reading
 from rooms.root import DeviceUnreadable
+from support.cases import read_data
 
 
 class Step(NamedTuple):
@@ -32,7 +32,7 @@ class Story(NamedTuple):
 
 def story_file(name: str) -> dict[str, list[Story]]:
     """Read the stories of a file in tests/data, whose head explains them, by topic."""
-    text = re.sub(r"\n +", " ", (Path(__file__).parents[1] / "data" / name).read_text())
+    text = re.sub(r"\n +", " ", read_data(name))
     parts = [part.partition("\n") for part in text.split("\n# ")[1:]]
     return {topic: [_story(line) for line in lines.splitlines() if line] for topic, _, lines in parts}
 

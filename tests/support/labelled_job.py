@@ -5,10 +5,11 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from support.cases import read_data
 from support.databases import join_again
 from support.task_files import TaskFile, merge_run
 
-_CASES = (Path(__file__).parents[1] / "data" / "label_names.txt").read_text().split("\n=== ")[1:]
+_CASES = read_data("label_names.txt").split("\n=== ")[1:]
 LABELLED = {name: text.splitlines() for name, _, text in (case.partition("\n") for case in _CASES)}
 # A recording in two chunks, and its robin.
 _ROWS = (

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from support.audio import make_wav
+from support.cases import read_blocks
 
-DATA = Path(__file__).parents[1] / "data" / "sources"
 HEADER = "recording_id,chunk_id,source_path,start_ms,end_ms,overlap_ms,sha256,notes"
 
 
@@ -33,7 +33,7 @@ class Case(NamedTuple):
 def read_cases(topic: str) -> list[Case]:
     """Return the cases of a file in tests/data/sources."""
     cases = []
-    for block in (DATA / f"{topic}.txt").read_text().split("=== ")[1:]:
+    for block in read_blocks(f"sources/{topic}.txt"):
         name, files, asked = re.fullmatch(r"(.*)\n((?s:.*))\$(.*)\s*", block).groups()  # type: ignore[union-attr]
         words = asked.split()
         options = dict(word.split("=", 1) for word in words if "=" in word)

@@ -17,6 +17,7 @@ from pathlib import Path
 from rooms.model import ArrayShape, Submitted, TaskKey, stable_id
 from rooms.root import FrozenRun
 from rooms.store import TABLES, Record, columns_of, move_into_place, write_record, write_row_counts
+from support.cases import read_data
 from support.story import JOB_ID, Card, Play, Story, write_story
 from support.task_files import START_MS
 
@@ -26,7 +27,7 @@ SLOW_NODE = "gpu17"
 TIME_LIMIT_S = 5400
 _SILENT, _SILENCE_S = 22, 1500  # every so many tasks at work one has published nothing for a while
 _OF_TIME = ("at_ms", "from_ms", "to_ms")
-_SPECIES = (Path(__file__).parents[1] / "data" / "species.txt").read_text().splitlines()
+_SPECIES = read_data("species.txt").splitlines()
 _SETTINGS = {
     "out": "/scratch/lab/runs/june", "source": ["/scratch/lab/june.csv"], "engine": "hawkears",
     "engine_arg": ["--min_score=0.6"], "interval": 1.0, "retries": 2, "workers_per_gpu": "auto", "max_gpus": None,

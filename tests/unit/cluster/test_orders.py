@@ -23,6 +23,7 @@ from rooms.store import Record, asked_of, differences, submit_command, with_word
 from support.audio import make_wav
 from support.badcjobs_program import MANIFEST_HEADER
 from support.brief import page
+from support.cases import read_data, read_lines
 
 RUN = ("run", "/data/m.csv", "--out=/scratch/july", "--engine=demo")
 
@@ -71,7 +72,7 @@ def test_a_time_is_read_in_every_form_of_sbatch_and_counts_in_whole_minutes(d, h
 
 
 MORE = ("array ", "array 1-", "array ٣", "array 4000002", "array 1%٣", "time ", "time ٣", "signal ", "signal USR1@٣")
-VALUES = (Path(__file__).parents[2] / "data" / "sbatch_values.txt").read_text().splitlines()[1:]
+VALUES = read_lines("sbatch_values.txt")
 
 
 def answer(parse, text):
@@ -128,7 +129,7 @@ def reported(text):
 
 
 def test_what_is_wished_for_becomes_an_order_or_every_mistake_is_named_with_the_option_to_write(pages):
-    cases = (Path(__file__).parents[2] / "data" / "orders.txt").read_text().split("\n\n")[1].splitlines()
+    cases = read_data("orders.txt").split("\n\n")[1].splitlines()
     pages({"orders.txt": page({text: reported(text) for text in cases})})
     with pytest.raises(BadInput) as refused:
         wrong = {"cpu_workers": 0, "mistakes": ["--engine foo is not known"]}

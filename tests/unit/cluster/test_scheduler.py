@@ -10,7 +10,6 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
@@ -20,10 +19,9 @@ from rooms.model import ArrayOrder, Device, StandIn, Submitted
 from rooms.root import BadInput, SystemClock
 from rooms.task import StopRequest, World
 from support.brief import page
+from support.cases import read_lines
 from support.task_files import TaskFile
 from support.waiting import wait_for
-
-DATA = Path(__file__).parents[2] / "data"
 
 
 class QuickClock(SystemClock):
@@ -111,7 +109,7 @@ def test_a_task_sees_its_devices_in_its_vendors_list():
 
 def test_devices_array_and_cores_limit_how_many_run_and_it_is_said_where_cores_do(tmp_path, pages):
     said = []
-    for number, head in enumerate((DATA / "array_heads.txt").read_text().splitlines()[1:]):
+    for number, head in enumerate(read_lines("array_heads.txt")):
         place, (options, line, most, settings) = Place(tmp_path / f"{number}"), head.split(" | ")
         meet = f"touch up-$SLURM_ARRAY_TASK_ID; until [ $(ls up-* | wc -l) -ge {most} ]; do sleep 0.01; done"
         rows = place.run(f"#SBATCH {options}", line.replace("MEET", f"{{ {meet}; }}"), **json.loads(settings))

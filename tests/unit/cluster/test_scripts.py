@@ -5,7 +5,6 @@ The inputs stand in tests/data, what is understood of them in the pages.
 
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 import typer
@@ -17,14 +16,14 @@ from rooms.model import default_cpus, default_mem
 from rooms.planning import Job, Site, check_script
 from rooms.root import BadInput, Project, RunSettings, SubmitSettings, folder
 from support.brief import brief, literal, page
+from support.cases import read_data
 
 PARSE = make_parser(typer.main.get_command(app))
-DATA = Path(__file__).parents[2] / "data"
 CALLS, OPTIONS, REQUESTS, FORMS = (
     [one.replace("⏎", "\n").replace("␍", "\r") for one in part.split("\n")[1:-1]]
-    for part in (DATA / "job_lines.txt").read_text().split("# --- ")[1:]
+    for part in read_data("job_lines.txt").split("# --- ")[1:]
 )
-WHOLE = (DATA / "whole_job.sbatch").read_text()
+WHOLE = read_data("whole_job.sbatch")
 
 
 def script(*lines):
@@ -63,7 +62,7 @@ def test_what_is_understood_of_a_script_is_what_sbatch_and_the_shell_make_of_it(
 
 def test_options_on_the_command_line_win_and_a_script_is_known_by_its_ending(pages):
     found = {}
-    for wishes in (DATA / "wishes.txt").read_text().splitlines():
+    for wishes in read_data("wishes.txt").splitlines():
         options, known = cluster.submit_words(SubmitSettings(**literal(wishes))), {"SBATCH_TIMELIMIT": "60"}
         found[wishes] = [options, cluster.read_script(WHOLE, "job.sbatch", known, "", PARSE, options).asked]
     pages({"asked.txt": page(found)})
@@ -171,7 +170,7 @@ def test_options_arguments_and_set_up_lines_are_filled_in_where_they_belong(tmp_
 
 
 def test_what_sbatch_takes_is_taken_and_everything_else_is_refused_with_a_line_that_fixes_it(pages):
-    text, said = (DATA / "template_settings.txt").read_text(), {}
+    text, said = read_data("template_settings.txt"), {}
     for name, *cases in (part.splitlines() for part in text.split("=== ")[1:]):
         for case in (one.replace("⏎", "\n").split(" | ") for one in cases):
             which = "array" if name == "taken" else name

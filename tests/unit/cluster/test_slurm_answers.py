@@ -13,12 +13,12 @@ from rooms.root import NotHere, RunFolder, SubmitSettings, SystemClock, Unanswer
 from rooms.store import MergeOrder, merge
 from support.behaviour import pretty
 from support.brief import page
+from support.cases import read_blocks, read_data, read_parts
 from support.hand_clock import HandClock
 from support.task_files import START_MS, TaskFile
 
 SLURM = cluster.Slurm()
 JOB = Submitted("4821", "4822", (0, 1, 2))
-DATA = Path(__file__).parents[2] / "data"
 SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1\n"
 FORGOTTEN = "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1\n"
 
@@ -52,7 +52,7 @@ def order_of(tasks, out):
 
 
 ASKED = "-h -r -t all -j 4821,4822 -O JobArrayID:40,State:20,exit_code:20,Reason:80"
-STATES = dict(one.split("\n", 1) for one in (DATA / "squeue_answers.txt").read_text().split("=== ")[1:])
+STATES = read_parts("squeue_answers.txt")
 
 
 def test_states_reasons_and_exit_codes_come_from_one_answer(answers, pages, monkeypatch):
@@ -123,7 +123,7 @@ def test_a_followed_job_counts_published_chunks_and_remembers_every_end(answers,
     assert [line.partition(" of 20")[0].rpartition(": ")[2] for line in reported] == ["3", "4", "2", "2"]
 
 
-NUMBERS, SAYS = (one.splitlines()[1:] for one in (DATA / "sbatch_answers.txt").read_text().split("=== ")[1:])
+NUMBERS, SAYS = (one.splitlines()[1:] for one in read_blocks("sbatch_answers.txt"))
 
 
 def test_an_answer_of_sbatch_is_sure_unless_it_may_have_been_lost(answers, tmp_path, pages, caplog):
@@ -200,7 +200,7 @@ def test_a_task_did_all_its_chunks_if_its_last_attempt_did(tmp_path):
 
 
 # state, exit code and whether it did all its chunks, of each task
-ENDS = dict(line.split(": ") for line in (DATA / "task_ends.txt").read_text().splitlines())
+ENDS = dict(line.split(": ") for line in read_data("task_ends.txt").splitlines())
 
 
 def end(text, index, log=Path("/nowhere/4821_0_0_log.out")):
@@ -227,7 +227,7 @@ def test_the_verdict_the_headline_and_the_lines_follow_from_the_ends(tmp_path, p
     pages({"ends.txt": page(reported).replace(str(tmp_path), "LOGS")})
 
 
-VIEWS, *blocks = (DATA / "sinfo_views.txt").read_text().split("=== ")
+VIEWS, *blocks = read_data("sinfo_views.txt").split("=== ")
 SINFO = dict(block.split("\n", 1) for block in blocks)
 RECORDED, UNEVEN = SINFO["recorded"], SINFO["uneven"]
 
@@ -260,7 +260,7 @@ def test_the_table_its_advice_and_where_a_job_fits_best(pages):
     pages({**said, "best.txt": page({**found, **{f"uneven, {n}": best(UNEVEN, n) for n in (8, 9, 21)}})})
 
 
-CELLS = (DATA / "sinfo_cells.txt").read_text().splitlines()  # GRES and GRES_USED, as clusters write them
+CELLS = read_data("sinfo_cells.txt").splitlines()  # GRES and GRES_USED, as clusters write them
 NODE_STATES = """idle mixed mixed- planned idle~ idle# allocated completing idle* mixed* drained draining drained*
     down down* reserved maint idle$ mixed@ idle% idle! fail unknown inval mixed^ DRAINED*"""
 NODES = {name[6:]: text for name, text in SINFO.items() if name.startswith("node: ")}

@@ -3,7 +3,6 @@
 import re
 import shlex
 from dataclasses import asdict, fields
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +12,7 @@ from rooms.model import Allocation, ArrayShape, Device, InventoryDevice, parse_s
 from rooms.root import BadInput, SystemClock
 from rooms.task import Rates, TimeBudget, find_end
 from rooms.workers import Autoscaler, Learned, Meter
+from support.cases import read_data
 from support.hand_clock import HandClock
 from support.stand_ins import install
 from support.task_files import make_chunk
@@ -30,8 +30,7 @@ def array_task(index, indices, **others):
     return parse(SLURM_JOB_ID=str(4821 + index), SLURM_ARRAY_JOB_ID="4821", **variables, **others)
 
 
-DATA = Path(__file__).parents[2] / "data"
-_HEAD, *PARTS = (DATA / "slurm_variables.txt").read_text().split("\n\n[")
+_HEAD, *PARTS = read_data("slurm_variables.txt").split("\n\n[")
 CASES = {part.partition("]")[0]: part.splitlines()[1:] for part in PARTS}
 
 
@@ -258,7 +257,7 @@ NAMES = {"CUDA": CUDA, "ROCR": ROCR, "HIP": HIP, "NVIDIA": "NVIDIA_VISIBLE_DEVIC
 def test_lists_are_read_the_way_cuda_and_rocm_read_them_and_every_grant_says_why(pages):
     """Each letter is a device; a line per device says what its workers are shown, and why."""
     said = {}
-    for part in (DATA / "visible_devices.txt").read_text().split("\n\n[")[1:]:
+    for part in read_data("visible_devices.txt").split("\n\n[")[1:]:
         head, *cases = part.strip().splitlines()
         page, name, where = re.fullmatch(r"(\S+): (.*), (\w+)\]", head).groups()
         lines = said.setdefault(page, [])

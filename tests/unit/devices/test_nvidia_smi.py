@@ -4,19 +4,18 @@ import os
 import signal
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from rooms.devices import LIMITS, SAMPLE_FIELDS, NvidiaSmiReader, ReadingBuilder, Stream, make_reading, parse_line
 from rooms.model import METRICS, InventoryDevice
 from rooms.root import DeviceUnreadable, ReaderUnavailable, SystemClock
+from support.cases import read_data
 from support.device_stories import shown
 from support.fake_nvidia_smi import FakeNvidiaSmi, fake_uuid
 from support.hand_clock import HandClock
 from support.stand_ins import install
 from support.waiting import is_running, wait_for
 
-DATA = Path(__file__).parents[2] / "data" / "nvidia_smi_words.txt"
 REAL_LINE = (  # driver 580 on a H200
     "GPU-e90fd3dd-be93-5afb-b965-5ee0725cf7e5, 7, 8, 9, 33, 107.85, 375, 3201, 0x0000000000000011, [N/A], 2"
 )
@@ -61,7 +60,9 @@ def parsed(said, column=5):
 def test_a_line_is_a_reading_and_what_cannot_be_is_none_with_its_reason_and_never_zero(pages):
     usual = shown(parsed("107.85"))
     lines = [REAL_LINE, "  " + ", ".join(f"{name} {text}" for name, text in usual.items()), ""]
-    for number, (name, *words) in enumerate(line.split() for line in DATA.read_text().split("\n\n")[1].splitlines()):
+    for number, (name, *words) in enumerate(
+        line.split() for line in read_data("nvidia_smi_words.txt").split("\n\n")[1].splitlines()
+    ):
         for said in [*words, ""] if words else []:
             changed = shown(parsed(said, number + 1)).items() - usual.items()
             lines.append(f"{name} {said}: " + ", ".join(f"{name} {text}" for name, text in sorted(changed)))

@@ -6,7 +6,6 @@ import sqlite3
 import subprocess
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import psutil
 import pytest
@@ -15,13 +14,13 @@ from hypothesis import strategies as st
 from rooms.devices import SimulatedReader, list_granted, open_reader, parse_script, simulated_uuid
 from rooms.model import InventoryDevice, ProcessFacts, ProcessReading, Reading, StandIn
 from rooms.root import BadInput, DeviceUnreadable
+from support.cases import read_data, read_lines
 from support.device_stories import FACTS, facts_of, shown
 from support.hand_clock import HandClock
 from support.recorded_tape import BEGIN_MS, TASK_ID, add_gap, insert, write_recording
 from support.task_files import TaskFile
 
 STARTED_AT_MS = 1_800_000_000_000
-DATA = Path(__file__).parents[2] / "data"
 
 
 def opened(at_s=0, **stand_in):
@@ -37,7 +36,7 @@ def read_at(at_s, index=0, **table):
 
 def test_all_values_depend_only_on_the_script_and_the_seconds(pages):
     lines = []
-    for line in (DATA / "simulation_courses.txt").read_text().splitlines()[2:]:
+    for line in read_data("simulation_courses.txt").splitlines()[2:]:
         name, table, *times = line.split(" | ")
         for at_s in times:
             try:
@@ -116,7 +115,7 @@ def test_memory_is_what_running_processes_wrote_into_the_ledger(tmp_path):
 
 def test_every_mistake_in_a_script_is_named_and_the_least_values_are_none(tmp_path, pages):
     file, said = tmp_path / "script.toml", []
-    for line in (DATA / "simulation_mistakes.txt").read_text().splitlines()[1:]:
+    for line in read_lines("simulation_mistakes.txt"):
         file.write_text(line.replace("; ", "\n"))
         with pytest.raises(BadInput) as caught:
             opened(script=str(file))

@@ -2,7 +2,6 @@
 
 from ast import literal_eval
 from dataclasses import fields, replace
-from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,9 +10,9 @@ from rooms import live
 from rooms.live import DEVICES, HELP, Snapshot, UiState, draw, press
 from rooms.model import ProcessFacts, Reading
 from rooms.store import DeviceFacts, DeviceWork, TaskAlert, TaskFacts, Trail
+from support.cases import read_data
 from support.task_files import START_MS
 
-DATA = Path(__file__).parents[2] / "data"
 NOW_MS = START_MS + 600_000
 GIB = 2**30
 
@@ -177,7 +176,7 @@ def test_an_alert_that_is_longer_than_its_line_is_wrapped_and_a_word_that_is_lon
         assert ("a" * (width - 1) + "…" in cut) and (f"  {'b' * (width - 3)}…" in cut)
 
 
-TYPED = dict(line.split(": ", 1) for line in (DATA / "monitor_keys.txt").read_text().splitlines())
+TYPED = dict(line.split(": ", 1) for line in read_data("monitor_keys.txt").splitlines())
 
 
 def after(keys, ui, height=14):

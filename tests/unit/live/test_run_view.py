@@ -10,7 +10,6 @@ import shutil
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 from rooms.devices import NoReader
@@ -41,13 +40,13 @@ from rooms.store import (
     write_record,
 )
 from rooms.telemetry import LatestBook
+from support.cases import read_data
 from support.databases import change
 from support.facts import calls, moments
 from support.filesystems import powerless_folder
 from support.hand_clock import HandClock
 from support.task_files import START_MS, TaskFile, merge_run
 
-DATA = Path(__file__).parents[2] / "data"
 NOW_MS = START_MS + 10_000
 STATES = {"d": "done", "f": "failed", "p": "pending", "s": "skipped"}
 
@@ -166,7 +165,7 @@ def play(line, folder):
     return said
 
 
-SCENES = dict(line.split(": ", 1) for line in (DATA / "run_scenes.txt").read_text().splitlines() if line[:2] != "==")
+SCENES = dict(line.split(": ", 1) for line in read_data("run_scenes.txt").splitlines() if line[:2] != "==")
 
 
 def test_what_a_look_at_a_run_shows(tmp_path, pages):

@@ -9,7 +9,6 @@ import threading
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +21,7 @@ from rooms import live
 from rooms.model import Reading
 from rooms.root import BadInput, DatabaseProblem, folder
 from rooms.store import DeviceFacts, TaskAlert, TaskFacts, Trail
+from support.cases import read_data
 from support.databases import change
 from support.hand_clock import HandClock
 from support.task_files import START_MS, TaskFile
@@ -113,7 +113,7 @@ def test_every_question_and_its_answer(world, tmp_path, pages):
 
 
 # {9} is a number of 5,000 digits, {x} a word of 200 letters
-WRONG = (Path(__file__).parents[2] / "data" / "wrong_questions.txt").read_text().replace("{9}", "9" * 5000)
+WRONG = read_data("wrong_questions.txt").replace("{9}", "9" * 5000)
 
 
 def test_a_wrong_question_is_answered_with_what_would_be_right(world, pages):

@@ -20,23 +20,23 @@ from rooms.cluster import Asked, BatchScript, Call, Mistake, fill_template, list
 from rooms.planning import CheckOrder, Site, check
 from rooms.root import BadInput, Project, RunSettings, SubmitSettings, SystemClock, folder
 from support.brief import literal, without_hints
+from support.cases import read_blocks, read_data, read_parts
 from support.fake_hawkears import install_fake_hawkears, make_fake_root
 from support.fake_nvidia_smi import FakeNvidiaSmi
 from support.source_files import read_cases, write_files
 
-DATA = Path(__file__).parents[2] / "data"
 PARSE = make_parser(typer.main.get_command(app))
 USUAL_ORDER = {
     "site": None, "quick": False, "progress": lambda rows: None, "parse": PARSE, "prefer": "cheapest", "trust": None,
     "site_trust": None,
 }  # fmt: skip
-SCRIPT = (DATA / "usual_job.sbatch").read_text()
+SCRIPT = read_data("usual_job.sbatch")
 MERGE = "#!/bin/bash\n#SBATCH --account=st-lab-1-gpu\nmodule load gcc\nexec badcjobs merge results\n"
 
 
-def read_lines(name, here):
+def read_cases_of_check(name, here):
     """Yield each line of the data with the heading above it, the script that it means, and the options of check."""
-    for block in (DATA / name).read_text().split("=== ")[1:]:
+    for block in read_blocks(name):
         heading, *lines = block.strip().splitlines()
         for line in lines:
             text, script = line.removeprefix("helps: ").replace("HERE", str(here)), SCRIPT
@@ -134,7 +134,7 @@ def paste(node, script, fix):
 def test_each_finding_has_a_fix_and_goes_away_when_the_fix_is_pasted(login_node, pages):
     assert {one.severity for one in login_node.check({}, SCRIPT).findings} == {"fine"}
     lines = []
-    for finding, line, script, options in read_lines("check_cases.txt", login_node.here):
+    for finding, line, script, options in read_cases_of_check("check_cases.txt", login_node.here):
         checked = login_node.check(options, script)
         found = said(checked, finding)
         lines.append(f"# {finding} | {line}")
@@ -152,7 +152,7 @@ def test_each_finding_has_a_fix_and_goes_away_when_the_fix_is_pasted(login_node,
 
 def test_all_that_is_found_is_shown_with_what_was_asked_for(login_node, pages):
     lines = []
-    for heading, line, script, options in read_lines("check_orders.txt", login_node.here):
+    for heading, line, script, options in read_cases_of_check("check_orders.txt", login_node.here):
         lines.append(f"\n## {heading}\n$ {line}")
         try:
             found = login_node.check(options, script)
@@ -222,7 +222,7 @@ def test_the_advice_about_cost_leaves_the_workers_that_the_request_means_their_m
 
 
 # template → values of its keys, as its own comments give them
-EXAMPLES = dict(line.split(": ", 1) for line in (DATA / "template_examples.txt").read_text().splitlines())
+EXAMPLES = dict(line.split(": ", 1) for line in read_data("template_examples.txt").splitlines())
 
 
 def test_every_template_filled_in_with_its_examples_has_nothing_to_fix(login_node):
@@ -243,7 +243,7 @@ def test_nothing_that_check_says_about_a_script_is_false(tmp_path, pages):
     work, said = tmp_path / "scratch" / "jobs", []
     rules = (folder("sites") / "sockeye.toml").read_text().replace("/scratch", f"{tmp_path}/scratch")
     (tmp_path / "site.toml").write_text(rules)
-    shared, *scripts = (DATA / "job_scripts.txt").read_text().split("\n=== ")
+    shared, *scripts = read_data("job_scripts.txt").split("\n=== ")
     meanings = {"@CR": "\r", "{scratch}": f"{tmp_path}/scratch", **dict(re.findall(r"^(@\w+): (.*)", shared, re.M))}
     cases = [(name, f"{text.rstrip()}\n", {}, {}) for name, text in (one.split("\n", 1) for one in scripts)]
     plain = "@HEAD\n@LOAD\nexec @RUN\n"
@@ -287,8 +287,7 @@ USUAL = {  # where only a part of a fact is given
 }  # fmt: skip
 WRONG = (Mistake("line 3: sbatch has no option --x", "#SBATCH --y"),)
 TOPICS, SBATCH = (  # of a topic: its subjects, then a line of facts each
-    dict(one.split("\n", 1) for one in (DATA / f"{name}.txt").read_text().split("=== ")[1:])
-    for name in ("check_facts", "sbatch_test_only")
+    read_parts(f"{name}.txt") for name in ("check_facts", "sbatch_test_only")
 )
 
 
@@ -357,7 +356,7 @@ def test_the_worst_comes_first_only_lines_to_paste_are_long_and_a_name_cannot_st
     pages({"all.txt": planning.remarks_text(found), "none.txt": planning.remarks_text([good])})
 
 
-FILES = (DATA / "sites.txt").read_text().split("=== ")[1:]
+FILES = read_blocks("sites.txt")
 
 
 def test_sockeyes_limits_come_with_badcjobs_and_only_the_name_of_a_site_is_needed(tmp_path, pages):

@@ -44,12 +44,12 @@ from rooms.sources import WHOLE, Mistakes, PlannedRow, Remarks, Surveyor, open_s
 from rooms.store import DeviceWork, JobFacts, MergeOrder, StateTime, merge
 from rooms.workers import Learned, subject_of, to_json
 from support.brief import line, literal
+from support.cases import read_data, read_parts
 from support.facts import TASK, device
 from support.pages import tree
 from support.source_files import HEADER, read_cases, write_files
 from support.task_files import START_MS, TaskFile
 
-DATA = Path(__file__).parents[2] / "data"
 PARSE = make_parser(typer.main.get_command(app))
 HOUR_S, HOUR_MS = 3600, 3_600_000
 CURVES = (
@@ -212,7 +212,7 @@ WEIGHTY = re.compile(r"\n?  (request|margin|memory|time|waves|finished|problem|w
 
 def test_a_plan_says_what_it_takes_why_and_what_is_odd_or_is_refused_with_what_can_be_planned(pages):
     said, seen = ["(what an earlier plan on this page says is left out)\n"], set[str]()
-    for case in (DATA / "plan_cases.txt").read_text().splitlines():
+    for case in read_data("plan_cases.txt").splitlines():
         said.append(f"## {case}")
         survey, speed, site, words = read_case(case.partition(": ")[2])
         try:
@@ -440,7 +440,7 @@ def probed(text, subject, here):
     return found
 
 
-STORES = dict(one.split("\n", 1) for one in (DATA / "probes.txt").read_text().split("=== ")[1:])
+STORES = read_parts("probes.txt")
 
 
 def test_the_speed_is_that_of_the_best_probe(tmp_path, monkeypatch, pages):

@@ -4,7 +4,6 @@ import math
 import re
 import signal
 from dataclasses import replace
-from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,10 +23,11 @@ from rooms.workers import (
 )
 from support.behaviour import page_text
 from support.brief import line
+from support.cases import read_blocks
 from support.probes import GIB, KEY
 from support.supervised import done, failed
 
-CASES = (Path(__file__).parents[2] / "data" / "probe_cases.txt").read_text().split("=== ")[1:]
+CASES = read_blocks("probe_cases.txt")
 SEARCHES, NEXT, RESULTS, SHOWN = (text.strip().splitlines()[1:] for text in CASES)
 
 

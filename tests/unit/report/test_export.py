@@ -15,6 +15,7 @@ from rooms.model import Reading, parse_pattern, parse_time_zone
 from rooms.report import ExportOrder, export, form_of
 from rooms.root import BadInput, DatabaseProblem
 from rooms.store import chunk_file
+from support.cases import read_data
 from support.databases import change, join_again
 from support.filesystems import small_disk
 from support.labelled_job import LABELLED, make_labelled
@@ -23,7 +24,6 @@ from support.task_files import START_MS, TaskFile, merge_run
 
 STATES = {"a": "done", "b": "failed", "c": "pending", "d": "done", "e": "poison", "f": "skipped"}
 INSERT = "INSERT INTO recording (task_id, recording_id, source_path, study_area, location, recorded_at)"
-DATA = Path(__file__).parents[2] / "data"
 NASTY = "q\"'<script>\n\u2028"
 
 
@@ -94,7 +94,7 @@ def test_labels_in_three_formats_leave_out_what_their_readers_refuse(job, tmp_pa
     settings = json.dumps({"hawkears_root": str(data.parent)})
     change(job, "INSERT INTO task_meta SELECT task_id, 'settings', ? FROM task", settings)
     with closing(sqlite3.connect(job)) as db, db:
-        db.executescript((DATA / "odd_labels.sql").read_text())
+        db.executescript(read_data("odd_labels.sql"))
         join_again(db)
     out = tmp_path / "out"
     (out / "raven").mkdir(parents=True)

@@ -18,11 +18,11 @@ from rooms.report import Bill, find, headlines, list_findings, make_bill, summar
 from rooms.root import SystemClock
 from rooms.store import DeviceFacts, DeviceWork, GapFacts, JobFacts, TaskFacts
 from support import story
+from support.cases import read_blocks, read_parts
 from support.facts import START_MS, Lines, calls, make_device, spent
 from support.story import Story
 
-DATA = Path(__file__).parents[2] / "data"
-TOPICS = dict(block.split("\n", 1) for block in (DATA / "finding_facts.txt").read_text().split("=== ")[1:])
+TOPICS = read_parts("finding_facts.txt")
 HOUR_S, GIB = 3600.0, 2**30
 END_MS = START_MS + 3_600_000
 TASK = TaskFacts(
@@ -239,7 +239,7 @@ def test_findings_about_ten_times_as_many_tasks_make_about_ten_times_as_many_cal
 
 def test_every_labelled_job_is_diagnosed_right_in_sentences_with_numbers_and_something_to_do():
     """In data/labelled_jobs.txt: which findings are made and (?) may be made, then such jobs; nothing else is found."""
-    first, *blocks = (DATA / "labelled_jobs.txt").read_text().split("=== ")[1:]
+    first, *blocks = read_blocks("labelled_jobs.txt")
     usual, misses, labelled = {"story": Story()}, {}, set()
     for line in first.splitlines()[1:]:
         name, _, rest = line.partition(": ")

@@ -22,6 +22,7 @@ from rooms.model import ArrayOrder, ArrayShape, Place, RecordingName, Submitted
 from rooms.report import find_job_database, finish_job, summarize_database, write_whole
 from rooms.root import BadcjobsError, BadInput, DatabaseProblem, FrozenRun, RunSettings
 from rooms.store import Completeness, MergeOrder, Record, TaskFacts, asked_of, merge, read_job, write_record
+from support.cases import read_data
 from support.damage import garbage_page, page_with
 from support.facts import calls
 from support.filesystems import largest_file, powerless_folder
@@ -239,7 +240,7 @@ def test_a_job_is_compared_with_its_source_and_what_finishes_it_is_told(tmp_path
     for name in ("a.wav", "b.flac", "b.wav", "notes.txt"):
         (tmp_path / "audio" / name).touch()
     made, said = dict[str, Run](), []
-    for line in (Path(__file__).parents[2] / "data" / "proofs.txt").read_text().splitlines():
+    for line in read_data("proofs.txt").splitlines():
         name, _, story = line.partition(": ")
         told_of, known, actions = tmp_path, made.get(name.partition(";")[0]), list(calls(story))
         place = tmp_path / (f"changed{len(said)}" if known else f"run of {name}")

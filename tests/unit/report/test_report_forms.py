@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import unicodedata
 from dataclasses import replace
-from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -32,9 +31,9 @@ from rooms.report import (
 from rooms.store import AlertFacts, FailedChunk, Freshness, GapFacts, JobFacts, StateTime
 from support import needs
 from support.behaviour import page_text, pretty
+from support.cases import read_data, read_parts
 from support.facts import FINDINGS, HOUR_MS, JOB, NASTY, PROOF, START_MS, TASK, Lines, calls, device
 
-DATA = Path(__file__).parents[2] / "data"
 END_MS = START_MS + HOUR_MS
 DONE = replace(TASK, verdict="done", exit_code=0, pending=0, failed=0)
 WELL = replace(JOB, tasks=(DONE,), chunks={"done": 100}, failed=(), alerts=())
@@ -125,7 +124,7 @@ def long_lists(many):
 
 
 # Where one fact is different; after ``===`` what it is compared with.
-TOPICS = dict(block.split("\n", 1) for block in (DATA / "report_facts.txt").read_text().split("=== ")[1:])
+TOPICS = read_parts("report_facts.txt")
 
 
 def like(usual):
@@ -202,7 +201,7 @@ def test_how_numbers_and_changes_are_written(pages):
         return str(getattr(room, name)(*args, **more))
 
     said = [f"{name}({', '.join(map(repr, args))}{', points' * len(more)}) → {write(name, *args, **more)}"
-            for line in (DATA / "report_numbers.txt").read_text().splitlines()
+            for line in read_data("report_numbers.txt").splitlines()
             for name, args, more in calls(line)]  # fmt: skip
     pages({"numbers.txt": "\n".join(said)})
 
@@ -297,7 +296,7 @@ def pair(this, other=JOB, *titles):
 def pairs():
     """Of a line in data/compare_facts.txt the first job is compared with the usual one, or with that after ``//``."""
     found = {}
-    for line in (DATA / "compare_facts.txt").read_text().splitlines():
+    for line in read_data("compare_facts.txt").splitlines():
         name, _, facts = line.partition(": ")
         this, _, other = facts.partition(" // ")
         found[name] = pair(PAIRED.read(this), PAIRED.read(other or "job()"))

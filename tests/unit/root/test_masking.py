@@ -1,12 +1,12 @@
 """Secrets: the values of which options and variables are hidden, in texts and in the words of a command."""
 
 import json
-from pathlib import Path
 
 from rooms.root import RunSettings, mask, mask_words
 from rooms.workers import subject_of
+from support.cases import read_data
 
-CASES = (Path(__file__).parents[2] / "data" / "secrets.txt").read_text().splitlines()
+CASES = read_data("secrets.txt").splitlines()
 
 
 def test_values_are_hidden_if_one_whole_word_of_their_name_is_a_secrets(pages):

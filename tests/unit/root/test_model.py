@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from rooms import model
 from rooms.model import AlertHooks, ArrayOrder, ArrayShape, Chunk, ChunkResult, Cutting, Device, TaskKey
 from rooms.root import BadInput, Project
+from support.cases import read_blocks
 
 
 @given(st.integers(0, 50), st.integers(1, 9), st.integers(1, 30))
@@ -88,7 +89,7 @@ def test_chunks_say_their_names_and_lengths():
     assert (ChunkResult(one, 0, 1).ok, ChunkResult(one, 0, 1, error_class="x").ok) == (True, False)
 
 
-PATTERNS = (Path(__file__).parents[2] / "data" / "patterns.txt").read_text().split("=== ")[1:]
+PATTERNS = read_blocks("patterns.txt")
 
 
 def test_patterns_read_what_the_paths_of_recordings_mean(pages):

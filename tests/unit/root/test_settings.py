@@ -16,9 +16,9 @@ from rooms.cli import explain_moved_option, settings_text
 from rooms.model import ArrayShape, Billing, parse_patterns
 from rooms.planning import project_text
 from rooms.root import NAME, SETTINGS, BadInput, FrozenRun, Project, RunSettings, SubmitSettings, check_against, freeze
+from support.cases import read_blocks, read_data
 
-DATA = Path(__file__).parents[2] / "data"
-CASES = (DATA / "settings_cases.txt").read_text().split("=== ")[1:]
+CASES = read_blocks("settings_cases.txt")
 # A value of --config; options, beside a source; the rest is the file.
 GIVEN = re.compile(r"(?m)^(config|options) (.*)\n")
 
@@ -116,7 +116,7 @@ def test_a_task_in_another_folder_gets_the_same_settings(tmp_path):
 
 def test_an_option_that_has_moved_is_refused_with_a_line_to_paste(pages):
     said = []
-    for line in (DATA / "moved_options.txt").read_text().splitlines():
+    for line in read_data("moved_options.txt").splitlines():
         words = shlex.split(line)
         option = next(word for word in words if word.startswith("--")).partition("=")[0]
         said.append(f"{line}\n    {explain_moved_option(option, words, words[0])}")

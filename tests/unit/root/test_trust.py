@@ -3,15 +3,13 @@
 import os
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 from rooms.root import SETTINGS, BadInput, Project, Trust
+from support.cases import read_data
 from support.needs import missing
 
-CASES = re.findall(
-    r"=== (.*)\n((?:(?!===).*\n)*)", (Path(__file__).parents[2] / "data" / "trust_cases.txt").read_text()
-)
+CASES = re.findall(r"=== (.*)\n((?:(?!===).*\n)*)", read_data("trust_cases.txt"))
 PREPARE = """
 mkdir -p ../.config/badcjobs
 TRUSTED=$(realpath ../.config/badcjobs/trusted)

@@ -11,7 +11,6 @@ import sys
 import tracemalloc
 import wave
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 from rooms import sources
 from rooms.sources import AudioCutter, CannotCut, NoDecoder, NotWav, read_header, read_wav_header
 from support.audio import make_wav
+from support.cases import read_data
 
 ALONE = AudioCutter("")
 RATE = 11_025  # of which no whole number of milliseconds is a whole number of samples
@@ -28,7 +28,6 @@ UNTOLD = 0xFFFFFFFF
 PCM, FLOAT, EXTENSIBLE = 1, 3, 0xFFFE
 SOUND = bytes(range(250)) * 80  # 20,000 bytes
 LIST = b"nothing was heard today"
-FILES = Path(__file__).parents[2] / "data" / "audio_files.txt"
 
 
 def form(kind=PCM, channels=1, bits=16, rate=1000, per_s=None):
@@ -82,7 +81,7 @@ def make_audio(text):
 
 def test_the_header_of_every_file_tells_what_is_there_and_what_should_be(tmp_path, pages):
     lines = []
-    for name, _, parts in (line.partition(": ") for line in FILES.read_text().splitlines()):
+    for name, _, parts in (line.partition(": ") for line in read_data("audio_files.txt").splitlines()):
         path = tmp_path / "a.wav"
         path.write_bytes(make_audio(parts))
         header = read_header(path)

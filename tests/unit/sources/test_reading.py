@@ -17,12 +17,13 @@ from rooms.model import Cutting
 from rooms.root import BadInput
 from rooms.sources import WHOLE, Mistakes, Shard, look_ahead, open_sources, parse_shard, read_header, survey
 from support.audio import make_wav
+from support.cases import read_lines
 from support.source_files import read_cases, rows, write_files
 from support.waiting import wait_for
 
 COLUMNS = ("recording_id", "chunk_id", "source_path", "start_ms", "end_ms", "notes")
 NAMES = st.text(st.sampled_from("ab ,;\"'\n#é鳥"), min_size=1, max_size=6).filter(str.strip)
-MISTAKES = (Path(__file__).parents[2] / "data" / "manifest_mistakes.txt").read_text().splitlines()[1:]
+MISTAKES = read_lines("manifest_mistakes.txt")
 WRONG = {(column, value): said for column, value, said in (line.split("|") for line in MISTAKES)}
 
 

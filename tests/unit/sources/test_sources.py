@@ -15,6 +15,7 @@ from rooms.planning import PlanOrder, check_source, plan_sources
 from rooms.root import BadInput, PlanSettings, Project, RunSettings, SubmitSettings
 from rooms.sources import WHOLE, open_sources, open_sources_of, place_reader
 from support.brief import line, literal
+from support.cases import read_data
 from support.filesystems import powerless_folder
 from support.source_files import read_cases, write_files
 
@@ -234,7 +235,7 @@ def test_links_are_followed_before_dots(tmp_path):
     assert [place_reader(settings, tmp_path).of(one).place.region for one in chunks] == [None, "CA-AB"]
 
 
-CASES = (Path(__file__).parents[2] / "data" / "recording_names.txt").read_text().split("\n=== ")[1:]
+CASES = read_data("recording_names.txt").split("\n=== ")[1:]
 
 
 def read(text, patterns):

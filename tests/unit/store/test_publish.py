@@ -18,6 +18,7 @@ from rooms import store
 from rooms.model import Reading, TaskKey
 from rooms.root import BadInput, LocalFolder, RunFolder, read_boot_id
 from rooms.store import Filesystem, LiveHalf, choose_live_folder, publish, take_over
+from support.cases import read_data
 from support.databases import is_undamaged, names_in, query
 from support.filesystems import largest_file, lie_about_filesystem, small_disk
 from support.hand_clock import HandClock
@@ -253,7 +254,7 @@ PLACES += ";/home/ada;/mnt/far;/arc/project/birds;/mnt/field data/june;/local/ad
 
 
 def test_a_folder_is_local_where_its_mount_is_known_to_be(tmp_path, monkeypatch, pages):
-    mounts = (Path(__file__).parents[2] / "data" / "mountinfo.txt").read_text()
+    mounts = read_data("mountinfo.txt")
     found = [(path, store.parse_mountinfo(mounts, path)) for path in PLACES.split(";")]
     pages({"kinds.txt": "\n".join(f"{path}: {one.kind}, {'shared' if one.shared else 'local'}" for path, one in found)})
     for text in ("", "rubbish\n", "22 1 8:2 / /\n", "a - b\n"):

@@ -19,13 +19,14 @@ from rooms.store import TaskWriter
 from rooms.task import Records
 from rooms.telemetry import TelemetryWriter
 from support.behaviour import tables
+from support.cases import read_lines
 from support.databases import change, names_in, query
 from support.filesystems import small_disk
 from support.hand_clock import HandClock
 from support.task_files import LOUD, START_MS, TaskFile, make_chunk, make_device, merge_run
 from support.waiting import wait_for
 
-KEY, DATA = TaskKey("4821", 7, 1, "gpu3"), Path(__file__).parents[2] / "data"
+KEY = TaskKey("4821", 7, 1, "gpu3")
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def audio(case, words):
 
 
 THEN = audio("a", "")
-CASES = [line.split(":") for line in (DATA / "resumed_audio.txt").read_text().splitlines()[1:]]
+CASES = [line.split(":") for line in read_lines("resumed_audio.txt")]
 AUDIO = {case: (*(audio(case, words) for words in known.split(">")), word == " same") for case, known, word in CASES}
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from rooms.root import BadcjobsError, Holder, RunFolder, find_process
 from rooms.task import Claim, Part
+from support.cases import read_data
 from support.hand_clock import HandClock
 from support.waiting import wait_for
 
-STORIES = Path(__file__).parents[2] / "data" / "claim_stories.txt"
 START_MS = HandClock().now_ms()
 HERE = find_process(os.getpid())
 NAMES = {"PID": os.getpid(), "HERE": HERE, "GONE": f"{' '.join(HERE.split()[:2])} 4194305 1"}
@@ -88,7 +88,7 @@ class Play(HandClock):
 
 def test_of_two_claims_one_wins(tmp_path, pages, monkeypatch):
     said = []
-    for number, line in enumerate(line for line in STORIES.read_text().splitlines() if line[0] != "#"):
+    for number, line in enumerate(line for line in read_data("claim_stories.txt").splitlines() if line[0] != "#"):
         name, *story = line.split("|")
         play = Play(tmp_path / str(number), *story)
         monkeypatch.setattr(os, "geteuid", lambda user=play.user: user)

@@ -4,13 +4,13 @@ import json
 import os
 import signal
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rooms import telemetry as room
 from rooms.cli import read_topic
 from rooms.model import AlertHooks, AlertLimits, ProcessReading, Reading
 from rooms.root import BadInput, Project
+from support.cases import read_data
 from support.databases import query
 from support.hand_clock import HandClock
 from support.waiting import is_running, wait_for
@@ -99,7 +99,7 @@ def wave(seconds):
 
 def test_what_is_an_alert_and_what_is_not(tmp_path, pages):
     said = []
-    courses = (Path(__file__).parents[2] / "data" / "alert_courses.txt").read_text().split("\n\n")[2]
+    courses = read_data("alert_courses.txt").split("\n\n")[2]
     for number, line in enumerate(courses.splitlines()):
         course, _, options = line.partition(" | ")
         name, course = course.rsplit(": ", 1)

@@ -15,6 +15,7 @@ from rooms import telemetry as room
 from rooms.model import ProcessReading, Reading, UsageReading
 from rooms.root import SystemClock
 from rooms.telemetry import ProcessLookup, ProcessOwner, ProcessUse, TelemetryWriter, UsageReader, add_up, growth
+from support.cases import read_lines
 from support.databases import query
 from support.waiting import wait_for
 
@@ -28,12 +29,11 @@ def lookup(wrapper_pid=2**22 + 1, **more):
 
 
 NAMESPACES = {"host": 4026531836, "container": 4026532811}
-OWNERS = Path(__file__).parents[2] / "data" / "process_owners.txt"
 
 
 def test_a_process_is_accused_only_if_it_is_surely_not_ours(tmp_path):
     """In a container a number may mean another process; an environment that does not say may be our own."""
-    for number, owner in enumerate(OWNERS.read_text().splitlines()[1:]):
+    for number, owner in enumerate(read_lines("process_owners.txt")):
         proc, (where, whose, environ, wrapper, _, ours) = tmp_path / str(number), owner.split()
         uid = os.getuid() + (whose == "other")
         said = environ.replace("empty", "").replace("RECORDING", OTHER_MARK).replace("MARK", MARK).replace("\\0", "\0")

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 from rooms import telemetry as room
 from rooms.devices import NoReader, SimulatedDevice, SimulatedReader, simulated_devices, simulated_uuid
 from rooms.model import HostReading, Reading
+from support.cases import read_data
 from support.databases import query
 from support.hand_clock import HandClock, ScriptedReader
 
 TASK = 77
-DATA = Path(__file__).parents[2] / "data"
 
 
 class SickWriter(room.TelemetryWriter):
@@ -196,7 +196,7 @@ def record(bench, text):
 
 def test_what_is_missing_is_written_as_a_gap(tmp_path, pages):
     said = []
-    _, _, cases = (DATA / "recordings.txt").read_text().split("\n\n")
+    _, _, cases = read_data("recordings.txt").split("\n\n")
     for number, line in enumerate(cases.splitlines()):
         name, recordings = line.rsplit(": ", 1)
         bench = Bench(tmp_path / f"{number}.sqlite")

@@ -4,7 +4,6 @@ import json
 import multiprocessing
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -26,6 +25,7 @@ from rooms.planning import evaluate
 from rooms.root import BadInput, Launcher, Project, RunSettings, SessionBroken, SystemClock
 from rooms.workers import Learned, Lesson, MemoryLimit, ProbeStore, read_probes, to_json
 from support.brief import line, literal
+from support.cases import read_data, read_lines
 from support.hand_clock import HandClock
 from support.probes import GIB, KEY, trial
 from support.supervised import Bench
@@ -34,7 +34,6 @@ from support.waiting import wait_for
 STEP_S = 0.5
 LIMITS = {"devices": 1, "cores": 8, "cores_each": 1, "device_bytes": None, "granted_bytes": None, "exclusive": False}
 IDLE = {"rate": 0.0, "left_s": 0.0, "device_peak_bytes": 0, "peak_bytes": None}
-DATA = Path(__file__).parents[2] / "data"
 
 
 class Task:
@@ -125,7 +124,7 @@ def memory_held(how, now_s, workers):
 def test_workers_are_added_and_retired_while_that_pays_and_there_is_room(tmp_path, pages):
     """A lost device says nothing about the others, and a lost worker is not replaced."""
     said = []
-    for story in (DATA / "autoscale_stories.txt").read_text().splitlines()[1:]:
+    for story in read_lines("autoscale_stories.txt"):
         name, folder, granted, course = story.split(" | ")
         said.append(f"# {name}\n{Task(tmp_path / folder, **json.loads(granted)).live(**json.loads(course))}")
     pages({"decisions.txt": "\n".join(said)})
@@ -169,7 +168,7 @@ def test_a_memory_reading_from_before_the_last_retirement_retires_no_other_worke
 
 def test_the_next_number_follows_from_what_was_measured_and_tried(pages):
     lines = []
-    for case in (DATA / "autoscale_steps.txt").read_text().splitlines()[1:]:
+    for case in read_lines("autoscale_steps.txt"):
         name, limits, trials, reading, performance = case.split("|")
         limits = workers.Limits(**(LIMITS | json.loads(limits)))
         tried = json.loads(trials)
@@ -185,7 +184,7 @@ def test_the_next_number_follows_from_what_was_measured_and_tried(pages):
 
 def test_the_beginning_follows_from_cores_memory_and_experience(tmp_path, pages, caplog):
     lines = []
-    for number, start in enumerate((DATA / "autoscale_starts.txt").read_text().splitlines()[1:]):
+    for number, start in enumerate(read_lines("autoscale_starts.txt")):
         how, known = map(json.loads, start.split("|"))
         folder = tmp_path / str(number)
         facts = {name: value for name, value in known.items() if name != "about"}
@@ -215,7 +214,7 @@ def test_a_file_of_lessons_that_makes_no_sense_or_cannot_be_written_does_no_harm
     (tmp_path / "file").write_text("")
     (tmp_path / "folder.json").mkdir()
     good = tmp_path / "good.json"
-    for text in (DATA / "no_lessons.txt").read_text().splitlines():
+    for text in read_data("no_lessons.txt").splitlines():
         good.write_text(text)
         assert Learned("demo", [good]).about("GPU") == Lesson()
         learned = Learned("command", [tmp_path / "file" / "x.json", tmp_path / "folder.json", good])
@@ -339,7 +338,7 @@ def test_a_run_keeps_to_what_a_probe_of_the_same_found_safe(tmp_path, pages):
     (tmp_path / "damaged.toml").write_text("version =")
     files = [tmp_path / "damaged.toml", *workers.known_files("probe.json", tmp_path, {})]
     settings = RunSettings(tmp_path, engine="demo", engine_args=("--x",))
-    for case in (DATA / "probe_limits.txt").read_text().splitlines()[1:]:
+    for case in read_lines("probe_limits.txt"):
         granted, *probes = (part.split() for part in case.partition("  #")[0].split(" | "))
         known = [replace(PROBES[one], key=replace(KEY.key, **options(words))) for one, *words in probes]
         files[1].write_text(to_json(known))

@@ -19,10 +19,10 @@ from rooms.devices import simulated_memory_bytes
 from rooms.model import Chunk, Device, WorkerPlan
 from rooms.root import BadcjobsError, Launcher, RunSettings, SystemClock
 from rooms.workers import CommandEngine, EngineStart, HangTimeout, HawkEarsEngine, classify, hawkears_environment
+from support.cases import read_data
 from support.fake_hawkears import install_fake_hawkears, make_fake_hawkears1, make_fake_root
 from support.stand_ins import install
 
-DATA = Path(__file__).parents[2] / "data"
 GPU = WorkerPlan(slot=0, device=Device("0", "test", uuid="GPU-1", backend="nvml"), device_id=1, threads=6)
 
 
@@ -43,7 +43,7 @@ def refusals(tries):
 
 
 def test_a_command_is_split_as_a_shell_splits_it_and_every_fault_is_named(pages):
-    right, wrong = (part.splitlines() for part in (DATA / "commands.txt").read_text().split("\n\nWRONG\n"))
+    right, wrong = (part.splitlines() for part in read_data("commands.txt").split("\n\nWRONG\n"))
     sizes = ("--batch=0", "--batch=many", "--batch", "--threads=3")
     tries = {one: lambda one=one: workers.parse_command(one) for one in wrong}
     tries |= {one: lambda one=one: workers.parse_batch_size([one]) for one in sizes}
@@ -101,7 +101,7 @@ def test_raw_files_are_kept_byte_for_byte_inside_their_folder(tmp_path):
 
 def test_every_known_table_is_read_and_one_that_is_not_whole_is_refused(pages):
     lines = []
-    for line in (DATA / "detection_tables.txt").read_text().splitlines():
+    for line in read_data("detection_tables.txt").splitlines():
         text = line.encode().decode("unicode_escape")
         try:
             found = [f"{one.start_ms} to {one.end_ms} ms: {one.label}, {one.label_name}, {one.score}"
@@ -114,7 +114,7 @@ def test_every_known_table_is_read_and_one_that_is_not_whole_is_refused(pages):
 
 def test_a_worker_has_as_many_threads_as_its_cores_can_feed_unless_told_and_a_lean_one_has_one(tmp_path, pages):
     lines = []
-    for cores, *options in map(str.split, (DATA / "thread_options.txt").read_text().splitlines()):
+    for cores, *options in map(str.split, read_data("thread_options.txt").splitlines()):
         lines.append(f"{cores} cores, {' '.join(options) or 'no options'}")
         words = workers.split_options(options)
         for kind, plan in {"usual": GPU, "lean": replace(GPU, lean=True), "CPU": replace(GPU, device=None)}.items():
@@ -184,7 +184,7 @@ def test_an_engine_is_chosen_by_name_and_refuses_what_badcjobs_sets_itself(tmp_p
         "hawkears -o out --quiet": choose("hawkears", "-o", "out", "--quiet").check,
     }
     script = tmp_path / "bin" / "hawkears"
-    for head, python in (one.split(" → ") for one in (DATA / "script_heads.txt").read_text().split("\n")[:-1]):
+    for head, python in (one.split(" → ") for one in read_data("script_heads.txt").split("\n")[:-1]):
         script.write_text(head.replace("⏎", "\n"))
         assert str(workers.python_of(script)) == python, head
     (tmp_path / "bin" / "python").touch()
@@ -229,7 +229,7 @@ SAID = (
 
 def test_what_a_program_said_is_recognised_and_an_end_without_words_speaks_for_itself(pages):
     """The machine explains more than audio and settings do; a signal has other reasons than these."""
-    for part in (DATA / "engine_words.txt").read_text().split("\n\n")[1:]:
+    for part in read_data("engine_words.txt").split("\n\n")[1:]:
         kind, *said = part.splitlines()
         found = {text: classify(text.replace("⏎", "\n"), patterns=workers.HAWKEARS_PATTERNS) for text in said}
         assert found == dict.fromkeys(said, kind.strip("[]"))

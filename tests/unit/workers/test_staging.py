@@ -14,6 +14,7 @@ from rooms.root import SessionBroken
 from rooms.sources import AudioCutter, CannotCut, NoDecoder
 from rooms.workers import Stager, State, choose_staging, find_most_bytes
 from support.audio import make_wav
+from support.cases import read_lines
 from support.filesystems import small_disk
 from support.supervised import ScriptedEngine, audio_steps, done, failed, open_feed
 from support.waiting import wait_for
@@ -131,7 +132,7 @@ def test_audio_is_copied_from_a_shared_filesystem_to_a_disk_of_the_node(short_pa
         chunks |= {"far": FAR, "cut": replace(chunks["near"], chunk_id="cut", is_cut=True)}
         (audio / "link").symlink_to("/proc/self/status")
         (audio / "loop").symlink_to("loop")
-        for case in (Path(__file__).parents[2] / "data" / "staging_choices.txt").read_text().splitlines()[1:]:
+        for case in read_lines("staging_choices.txt"):
             wanted, names, local = case.split(" | ")
             decision = choose_staging(wanted, [chunks[name] for name in names.split()], places[local])
             what = {Code.STAGE_CUTS: "only cuts", Code.STAGE_ALL: "all"}.get(decision.code, "nothing")

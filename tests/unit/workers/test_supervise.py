@@ -16,6 +16,7 @@ from rooms.model import Chunk, ChunkResult, ChunkStarted
 from rooms.root import NotHere, SessionBroken
 from rooms.task import TimeBudget
 from rooms.workers import MemoryLimits, RetryPolicy, WorkQueue
+from support.cases import read_lines
 from support.facts import calls
 from support.hand_clock import HandClock
 from support.supervised import CLOCK, OK, Bench, acting, audio_steps, done, failed, plan_on
@@ -114,7 +115,7 @@ def test_whatever_happens_each_chunk_ends_once_and_only_the_guilty_are_charged(a
 
 
 NO_REST = RetryPolicy(2, backoff_s=1000)  # what is to be tried again never comes
-STORIES = (Path(__file__).parents[2] / "data" / "supervised_stories.txt").read_text().splitlines()[1:]
+STORIES = read_lines("supervised_stories.txt")
 ERRORS = "SELECT DISTINCT error FROM attempt WHERE outcome IN ('lost', 'failed') ORDER BY attempt_id LIMIT 2"
 
 

@@ -14,10 +14,10 @@ from rooms.sources import AudioCutter, CannotCut
 from rooms.workers import Circumstance, MemoryLimit, MemoryLimits, Way, plan_pieces
 from support import supervised
 from support.audio import make_wav
+from support.cases import read_lines
 from support.facts import calls
 from support.supervised import Bench, ScriptedEngine, audio_steps, done, failed
 
-DATA = Path(__file__).parents[2] / "data"
 V100 = "Tesla V100"
 USUAL = WorkerPlan(0, Device("0", "test", name=V100), 100, 2)
 LEAN = replace(USUAL, lean=True)
@@ -68,7 +68,7 @@ def parsed(text):
 
 def test_a_minute_in_halves_is_joined_at_its_middle(pages):
     lines = []
-    for line in (DATA / "joined_halves.txt").read_text().splitlines()[1:]:
+    for line in read_lines("joined_halves.txt"):
         first, second = map(parsed, line.split("|"))
         whole = workers.join_detections([((0.0, 33.0), first), ((27.0, 60.0), second)])
         reported = (f"{one.start_ms / 1000:g}-{one.end_ms / 1000:g} {one.label} {one.score}" for one in whole)
@@ -121,7 +121,7 @@ def happen(limits, deed):
 def test_ways_follow_from_what_fitted_and_what_did_not(pages):
     """For each story: how chunks of other lengths are done, chunk A of 60 s, and what was learned."""
     names, lines = {way: name for name, way in WAYS.items()}, []
-    for line in (DATA / "memory_stories.txt").read_text().splitlines()[1:]:
+    for line in read_lines("memory_stories.txt"):
         name, known, deeds = map(str.strip, line.split("|"))
         lessons = {}
         limit = MemoryLimit(*map(seconds, known.split()))
@@ -215,7 +215,7 @@ NO_CUTS = {
 def test_a_chunk_that_runs_out_of_memory_is_tried_with_less_and_others_of_its_length_at_once(tmp_path, pages):
     """A try with less is an attempt, but no retry: there are none here. A length below 0 stands in no manifest."""
     lines = []
-    for number, line in enumerate((DATA / "too_long_tasks.txt").read_text().splitlines()[1:]):
+    for number, line in enumerate(read_lines("too_long_tasks.txt")):
         name, _, task = line.partition(": ")
         (engine, args, more), *others = calls(task)
         script = SCRIPTS[engine](*args, **more) if args else SCRIPTS[engine]

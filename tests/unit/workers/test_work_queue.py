@@ -2,7 +2,6 @@
 
 import math
 import threading
-from pathlib import Path
 from queue import Empty, SimpleQueue
 
 import pytest
@@ -11,9 +10,8 @@ from hypothesis import strategies as st
 from rooms.model import Chunk
 from rooms.root import SystemClock
 from rooms.workers import Batch, WorkQueue
+from support.cases import read_lines
 from support.hand_clock import HandClock
-
-STORIES = Path(__file__).parents[2] / "data" / "queue_stories.txt"
 
 
 def every(chunk):
@@ -121,7 +119,7 @@ def named(answer):
 
 def test_what_a_queue_hands_out_in_each_story(pages):
     said = []
-    for line in STORIES.read_text().splitlines()[1:]:
+    for line in read_lines("queue_stories.txt"):
         name, _, story = line.partition(": ")
         said += [f"# {name}: {story.split('; ')[0]}", *play(story)]
     pages({"stories.txt": "\n".join(said)})
