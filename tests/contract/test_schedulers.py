@@ -96,10 +96,6 @@ def bench(request):
     return request.getfixturevalue(request.param)
 
 
-def test_a_job_has_a_number_and_the_indices_of_its_order(bench):
-    assert bench.job.job_id.isdecimal() and bench.job.indices == (1, 3, 5)
-
-
 def test_a_running_job_has_states(bench):
     assert bench.scheduler.states(bench.job).array == {1: "RUNNING", 3: "PENDING", 5: "PENDING"}
     assert not bench.has_ended()

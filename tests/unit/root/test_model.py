@@ -4,12 +4,10 @@ from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rooms import model
-from rooms.model import AlertHooks, ArrayOrder, ArrayShape, Chunk, ChunkResult, Cutting, Device, TaskKey
-from rooms.root import BadInput, Project
+from rooms.model import ArrayOrder, ArrayShape, Chunk, ChunkResult, Cutting, Device, TaskKey
 from support.cases import read_blocks
 
 
@@ -35,24 +33,12 @@ def test_an_order_says_what_sbatch_is_given():
     assert [model.default_mem(n) for n in (0, 1, 4)] == ["7G", "7G", "27G"]
     assert [model.guessed_gb(2, chunk_s) for chunk_s in (30, 300, 1800, None)] == [4, 5, 8, 7]
     assert [model.advised_gb(n * 2**30) for n in (0.1, 1, 8.1)] == [1, 2, 10]
-    weights = {"gpu": 6, "memory_gb": 5, "cpu": 1}
-    assert [model.Billing(**weights, rule=rule).per_hour(4, 10, 24) for rule in ("max", "sum")] == [50, 98]
     times = (order.time_min, order.warning_s, order.merge_time_min)
     assert (times, order.requeues, order.merge_mem) == ((720, 180, 60), 10, "4G")
     # A process of a step of several is named by its place.
     alone = model.Allocation(True, "4821", "gpu1", 2, array_index=None, procid=3)
     assert alone.key == TaskKey("4821", 0, 2, "gpu1")
     assert replace(alone, step_tasks=2, array_index=7, started_at_ms=9).key.name == "4821_7.r2.gpu1.p3"
-
-
-def test_a_time_is_read_as_sbatch_reads_it():
-    right = {
-        "90": 5400, "0": 0, "1.5": 90, "7.": 420, "1:30": 90, "90:00": 5400, "1:02:03": 3723, "2-3": 183600,
-        "1-0:5": 86700, "1-02:03:04": 93784, "0:59": 59, "12345678": 740740680,
-    }  # fmt: skip
-    assert {text: model.parse_stop_after(text) for text in right} == right
-    wrong = ("", "abc", "-5", "1:60", "1:60:00", "1:00:60", "1:2:3:4", "1-", "-1:00", "UNLIMITED", "1:", "1" * 9, "٣")
-    assert [text for text in wrong if model.parse_stop_after(text) is not None] == []
 
 
 def test_a_large_file_is_published_less_often_and_silence_is_two_intervals_and_a_minute():
@@ -114,15 +100,6 @@ def test_a_device_is_pinned_by_its_uuid_unless_that_does_not_work():
     }  # fmt: skip
     assert [device.pin for device in pins] == list(pins.values())
     assert len(model.METRICS) == 20
-
-
-def test_a_hook_names_a_program_and_its_arguments_are_kept_secret():
-    """Other limits of alerts are pages of settings."""
-    for wrong in ("", "''", "  "):
-        with pytest.raises(BadInput, match="command must name a program"):
-            Project.parse({"alerts": {"command": wrong}})
-    assert AlertHooks("say --token xyzzy", 60).without_secrets() == {"command": "say …", "min_interval_s": 60}
-    assert AlertHooks().without_secrets()["command"] is None
 
 
 def test_a_utilization_has_a_word():

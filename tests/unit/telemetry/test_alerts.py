@@ -148,8 +148,8 @@ SECRET = "curl -d @- https://chat/services/T0123/xyzzy"
 SETTINGS: list[dict[str, object]] = [
     {}, {"temperature_c": 70, "idle_s": 1e6, "utilization_percent": 100}, {"memory_percent": 100.5}, {"idle_s": True},
     {"temperature_c": NAN, "memory_percent": -1, "power_percent": 95, "idle_s": float("inf"), "energy_percent": 0},
-    {"command": SECRET}, {"command": ""}, {"command": f"say '{SECRET}"}, {"command": 3}, {"min_interval_s": -1},
-    {"min_interval_s": NAN}, {"min_interval_s": "1"},
+    {"command": SECRET}, {"command": ""}, {"command": "''"}, {"command": f"say '{SECRET}"}, {"command": 3},
+    {"min_interval_s": -1}, {"min_interval_s": NAN}, {"min_interval_s": "1"},
 ]  # fmt: skip
 
 
@@ -161,7 +161,7 @@ def test_settings_name_all_their_mistakes_and_show_no_secret(pages):
             lines.append(f"{project.alerts} {project.hooks}")
         except BadInput as error:
             lines.append(f"{error.why or error.what}".replace("None: ", ""))
-    shown = [str(hooks.without_secrets()) for hooks in (AlertHooks(), AlertHooks(SECRET))]
+    shown = [str(hooks.without_secrets()) for hooks in (AlertHooks(), AlertHooks(SECRET, 60))]
     text = "\n".join([*lines, "", "shown:", *shown])
     assert "xyzzy" not in text
     pages({"settings.txt": text})
