@@ -1,6 +1,7 @@
 """Fixtures of the whole suite; its options are in the conftest.py above."""
 
 import os
+import random
 import shutil
 import signal
 import tempfile
@@ -88,6 +89,14 @@ def shared_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     site = Site(tmp_path_factory.mktemp("shared") / "site")
     yield site
     site.close()
+
+
+@pytest.fixture
+def seed() -> int:
+    """Give a number for what is chosen at random, and print how to choose the same again."""
+    seed = int(os.environ.get("BADCJOBS_TEST_SEED") or random.randrange(10**6))
+    print(f"BADCJOBS_TEST_SEED={seed} repeats this")
+    return seed
 
 
 @pytest.fixture

@@ -186,10 +186,9 @@ def everybody_standing_still(site):
 
 @pytest.mark.timeout(0)
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_run_whose_processes_are_killed_at_random_ends_as_if_nothing_had_happened(site, name, pytestconfig):
-    seed = int(os.environ.get("BADCJOBS_TEST_SEED") or random.randrange(10**6))
+def test_a_run_whose_processes_are_killed_at_random_ends_as_if_nothing_had_happened(site, name, seed, pytestconfig):
     kills = max(1, round(VARIANTS[name][4] * pytestconfig.getoption("--count")))
-    print(f"\n{name}: {kills} kills; BADCJOBS_TEST_SEED={seed} repeats this campaign")
+    print(f"\n{name}: {kills} kills")
     campaign, calm = Campaign(site, name, kills, seed), site.folder / "undisturbed"
     assert campaign.start(calm, 0).wait().exit_code == 0
     campaign.start(site.out, campaign.chunk_s)

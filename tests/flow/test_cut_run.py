@@ -3,13 +3,13 @@
 import os
 import re
 import shlex
-import wave
 from pathlib import Path
 
 import soundfile
 from rooms.workers import analyse
 from support.audio import make_wav
 from support.badcjobs_program import MANIFEST_HEADER, ON_CPU, assert_refused
+from support.by_hand import cut
 from support.fake_prefix import install_fake_prefix
 from support.waiting import wait_for
 
@@ -25,10 +25,7 @@ def record(path, length_s, rate=RATE):
 
 def heard_beforehand(source, target, start_ms, end_ms):
     """Cut with nothing of ours, as someone would before, and return what is to be heard."""
-    with wave.open(str(source)) as audio, wave.open(str(target), "wb") as out:
-        out.setparams(audio.getparams())
-        audio.setpos(round(start_ms / 1000 * audio.getframerate()))
-        out.writeframes(audio.readframes(round((end_ms - start_ms) / 1000 * audio.getframerate())))
+    cut(source, start_ms, end_ms, target)
     return [tuple(found[:2]) for found in analyse(str(target), 0.25)["detections"]]
 
 

@@ -95,7 +95,12 @@ def test_a_run_folder_that_refuses_is_published_to_later_and_at_the_end_it_is_sa
         run_disk.make_room()
         wait_for(lambda: "is published again" in program.stderr, "it is published")
         assert site.gaps() == []
-        ended = refuse_the_end(site, program, run_disk)
+        run_disk.stay_full()
+        go_on(site)
+        ended = program.wait()
+        assert (ended.exit_code, f"chunks      {CHUNKS} done of {CHUNKS}" in ended.stdout) == (4, True)
+        assert rows(site.task_database(), "PRAGMA integrity_check") == [("ok",)], "the old file"
+        assert "the last publication failed" in ended.stdout
         (folder,) = site.local.iterdir()
         assert f"the task's own files stay in {folder}" in ended.stdout
         assert len(warnings(ended)) <= 2, "one warning each time, not one per interval"
@@ -104,18 +109,6 @@ def test_a_run_folder_that_refuses_is_published_to_later_and_at_the_end_it_is_sa
         assert site.badcjobs("merge", site.out, folder, "-o", job).exit_code == 0
     assert rows(job, "SELECT status, count(*) FROM chunk GROUP BY status") == [("done", CHUNKS)]
     assert rows(job, "SELECT count(*) FROM sample") == samples_there, "what stayed on the node is merged, too"
-
-
-def refuse_the_end(site, program, *disks):
-    """Let a run end while disks are full; the old file stays in the run folder."""
-    for disk in disks:
-        disk.stay_full()
-    go_on(site)
-    ended = program.wait()
-    assert (ended.exit_code, f"chunks      {CHUNKS} done of {CHUNKS}" in ended.stdout) == (4, True)
-    assert rows(site.task_database(), "PRAGMA integrity_check") == [("ok",)]
-    assert "the last publication failed" in ended.stdout
-    return ended
 
 
 WRITES = 'head -c 200000 /dev/zero > "$2.part" || exit 1; echo start_time,end_time,label,score > "$2"; rm "$2.part"'

@@ -23,6 +23,7 @@ from rooms.root import BadInput, Launcher, SessionBroken, SystemClock
 from rooms.sources import read_regions
 from rooms.workers import EngineStart, HawkEarsEngine, parse_detections, python_of
 from support.audio import make_wav
+from support.by_hand import cut
 from support.needs import find_hawkears
 
 pytestmark = pytest.mark.timeout(400)
@@ -112,14 +113,6 @@ def noise(path, seconds, seed=0):
         file.setparams((1, 2, RATE, 0, "NONE", ""))
         file.writeframes(Random(seed).randbytes(2 * RATE * seconds))
     return Chunk(path.stem, path.stem, path.name, str(path), 0, seconds * 1000)
-
-
-def cut_wav(source, target, start_s, end_s):
-    target.parent.mkdir(exist_ok=True)
-    with wave.open(str(source)) as audio, wave.open(str(target), "wb") as out:
-        out.setparams(audio.getparams())
-        audio.setpos(start_s * RATE)
-        out.writeframes(audio.readframes((end_s - start_s) * RATE))
 
 
 def results_of(session, batch, *, interrupt=False):
@@ -313,14 +306,16 @@ DAYS = ("2024-01-10", "2024-06-03", "2024-09-25", "", "20240603")
 def test_forty_recordings_of_five_provinces_and_three_seasons_are_judged_as_by_hawkears_with_its_list(hawkears, site):
     """Whole recordings, and cut ones as HawkEars judges the same stretches in files of their own."""
     lines, own_lines = [HEADER], [HEADER]
+    (site.folder / "own").mkdir()
     for number in range(40):
         place, day = number % 8, DAYS[number // 8]
         path = site.folder / "audio" / f"r{number:02d}.wav"
         noise(path, 8 if place < 2 else 3, seed=place // 2)
         lines.append(f"{path.name},{day},{PLACES[place]}\n")
         for start_s, end_s in [(0, 4), (4, 8)] if place < 2 else [(0, 3)]:
-            name = f"{path.stem}_{start_s * 1000}_{end_s * 1000}.wav"
-            cut_wav(path, site.folder / "own" / name, start_s, end_s)
+            start_ms, end_ms = start_s * 1000, end_s * 1000
+            name = f"{path.stem}_{start_ms}_{end_ms}.wav"
+            cut(path, start_ms, end_ms, site.folder / "own" / name)
             own_lines.append(f"{name},{day},{PLACES[place]}\n")
     (site.folder / "list.csv").write_text("".join(lines))
     (site.folder / "own.csv").write_text("".join(own_lines))

@@ -1,6 +1,5 @@
 """``badcjobs merge`` and ``badcjobs report`` of a real array: the numbers are right, whatever lies around."""
 
-import os
 import random
 import re
 import shlex
@@ -70,11 +69,9 @@ def copied(start, run):
     return run
 
 
-def test_a_killed_merge_leaves_the_old_content_or_the_new(site, request, tmp_path):
+def test_a_killed_merge_leaves_the_old_content_or_the_new(site, seed, request, tmp_path):
     """Killed at any moment; by hand again and again: ``pytest tests/flow/test_merge_command.py --count 100 -s``."""
-    seed = int(os.environ.get("BADCJOBS_TEST_SEED") or random.randrange(10**6))
     kills = max(1, request.config.getoption("--count") // 4)
-    print(f"BADCJOBS_TEST_SEED={seed} repeats this campaign of {kills} kills")
     chance, start, job = random.Random(seed), tmp_path / "start", site.out / "job.sqlite"
     for n in range(16):
         if n == 12:

@@ -4,7 +4,6 @@ By hand, 50 deadlines: pytest tests/flow/test_run_signals.py --count 100 -s
 """
 
 import json
-import os
 import random
 import re
 import signal
@@ -211,10 +210,9 @@ def live_through(number, site, chance):
 
 
 @pytest.mark.timeout(0)
-def test_nothing_is_killed_in_flight_and_no_device_stands_idle_for_long(tmp_path, pytestconfig):
-    seed = int(os.environ.get("BADCJOBS_TEST_SEED") or random.randrange(10**6))
+def test_nothing_is_killed_in_flight_and_no_device_stands_idle_for_long(tmp_path, seed, pytestconfig):
     count = max(2, pytestconfig.getoption("--count") // 2)
-    print(f"\n{count} deadlines; BADCJOBS_TEST_SEED={seed} repeats them")
+    print(f"\n{count} deadlines")
 
     def one(number):
         with closing(Site(tmp_path / f"site-{number}")) as site:

@@ -36,9 +36,8 @@ class Machine:
         manifest = self.site.manifest(chunks)
         return self.site.start_run(manifest, *self.options(workers, *more), env={**self.env, **env})
 
-    def run(self, chunks=12, workers=3, *more, **env):
-        manifest = self.site.manifest(chunks)
-        return self.site.run(manifest, *self.options(workers, *more), env={**self.env, **env})
+    def run(self, *args, **env):
+        return self.start(*args, **env).wait()
 
     def daemons(self):
         return self.site.processes("nvidia-cuda-mps-control -d")
@@ -56,8 +55,8 @@ class Machine:
 
         return processes(lambda one: one.pid in ours and works(one))
 
-    def wait_for_clients(self, many=3):
-        wait_for(lambda: self.servers() and len(self.workers()) == many, "all are at work")
+    def wait_for_clients(self):
+        wait_for(lambda: self.servers() and len(self.workers()) == 3, "all are at work")
         connected = "SELECT 1 FROM decision WHERE code = 'mps.connected'"
         wait_for(lambda: self.site.now(connected), "a client was found")
         self.folders.append(Path(self.daemons()[0].environ()[PIPE]).parents[1])

@@ -61,7 +61,7 @@ class Browser:
         self._process.communicate()
         shutil.rmtree(self._profile, ignore_errors=True)
 
-    def open(self, url: str, *, width: int = 1280, height: int = 900, dark: bool = False, ready: str = "true") -> Page:
+    def open(self, url: str, *, width: int = 1280, height: int = 900, ready: str = "true") -> Page:
         """Open a page in a tab of its own, and wait until it has loaded and ``ready`` (a JavaScript test) is true."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
@@ -70,7 +70,7 @@ class Browser:
             page.call(f"{domain}.enable")
         page.call("Page.bringToFront")  # a tab behind another one is not painted
         page.resize(width, height)
-        page.prefer(dark=dark)
+        page.prefer()
         page.call("Page.navigate", url=url)
         page.wait_for("document.readyState === 'complete' && location.href !== 'about:blank'")
         page.wait_for(ready)
@@ -172,7 +172,7 @@ class Page:
 
     def press(self, key: str) -> None:
         """Press a key by its name (Tab, Enter, ArrowRight), or a letter."""
-        code = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowRight": 39}.get(key, 0)
+        code = {"Tab": 9, "Enter": 13, "ArrowRight": 39}.get(key, 0)
         text = "\r" if key == "Enter" else key if len(key) == 1 else None
         values: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": code}
         self.call("Input.dispatchKeyEvent", type="keyDown", **values, **({"text": text} if text else {}))

@@ -43,8 +43,8 @@ def zero_page(path: Path, number: int) -> None:
     overwrite(path, (number - 1) * PAGE, bytes(PAGE))
 
 
-def garbage_page(path: Path, number: int, seed: int = 3) -> None:
-    overwrite(path, (number - 1) * PAGE, noise(PAGE, number + seed))
+def garbage_page(path: Path, number: int) -> None:
+    overwrite(path, (number - 1) * PAGE, noise(PAGE, number + 3))
 
 
 def garbage_leaf_page(path: Path, number: int) -> None:

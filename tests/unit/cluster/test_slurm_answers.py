@@ -232,11 +232,6 @@ SINFO = dict(block.split("\n", 1) for block in blocks)
 RECORDED, UNEVEN = SINFO["recorded"], SINFO["uneven"]
 
 
-def node(name, state="idle", total=4, partition="gpu*", up="up", cores="0/24/0/24", memory=180000):
-    gres = f"gpu:v100:{total}|gpu:v100:0(IDX:N/A)"
-    return f"{name}|{partition}|{up}|{state}|7-00:00:00|{cores}|(null)|{gres}|{memory}|\n"
-
-
 def test_the_table_its_advice_and_where_a_job_fits_best(pages):
     said = {}
     for name, where, gpus, kind in (view.split(" | ") for view in VIEWS.splitlines()[4:]):
@@ -273,7 +268,9 @@ def test_cells_and_states_are_understood_whatever_their_form(pages):
         (found,) = parse_sinfo(f"n|gpu|up|idle|1:00|0/2/0/2|(null)|{gres}|{used}|9|\n").nodes
         cells[cell] = [f"{one.kind}: {one.used} of {one.total} used" for one in found.gpus]
     for state in NODE_STATES.split():
-        (found,) = parse_sinfo(node("n1", state=state)).nodes
+        (found,) = parse_sinfo(
+            f"n1|gpu*|up|{state}|7-00:00:00|0/24/0/24|(null)|gpu:v100:4|gpu:v100:0(IDX:N/A)|180000|\n"
+        ).nodes
         states[state] = [f"{found.free()} free", found.why_not, "takes jobs" if found.why_not is None else "takes none"]
     nodes = {name: [[one, one.why_not, one.free()] for one in parse_sinfo(text).nodes] for name, text in NODES.items()}
     pages({"cells.txt": page(cells), "states.txt": page(states), "nodes.txt": page(nodes)})

@@ -179,7 +179,7 @@ def test_an_alert_that_is_longer_than_its_line_is_wrapped_and_a_word_that_is_lon
 TYPED = dict(line.split(": ", 1) for line in read_data("monitor_keys.txt").splitlines())
 
 
-def after(keys, ui, height=14):
+def after(keys, ui, height):
     for key in live.parse_keys(keys):
         page = draw(FRAME, ui, width=80, height=height)
         ui = press(ui, key, rows=page.rows, names=list(page.names))

@@ -506,6 +506,12 @@ def test_the_speed_is_that_of_the_best_probe(tmp_path, monkeypatch, pages):
     pages({"speeds.txt": re.sub(r"as of \S+ \S+ UTC", "as of NOW", "\n".join(said))})
 
 
+def plan_of_probe(cwd, *sources, **order):
+    """Plan for Sockeye, by the speed of the probe in p.json."""
+    (cwd / "x.toml").write_text('[submit]\naccount = "st-lab-1-gpu"\n')
+    return plan(cwd, *sources, rate=None, speed_from=Path("p.json"), site="sockeye", **order)
+
+
 def test_recordings_are_cut_to_the_cheapest_length_and_the_script_has_the_workers_of_the_plan(short_path, pages):
     """What a probe has measured with 2 and with 6 workers, of two lengths, is compared by the bill of Sockeye."""
     write_files("july/a.wav: 1734 s at 100 Hz\njuly/b.wav: 294 s at 100 Hz", short_path)
@@ -524,9 +530,7 @@ def test_recordings_are_cut_to_the_cheapest_length_and_the_script_has_the_worker
         ("cheap", "cheapest", [*range(0, 1_728_000, 288_000), 0]),
         ("fast", "fastest", [0, 0]),
     ):
-        order = {"rate": None, "speed_from": Path("p.json"), "site": "sockeye", "plan": PlanSettings(prefer)}
-        (short_path / "x.toml").write_text('[submit]\naccount = "st-lab-1-gpu"\n')
-        planned = plan(short_path, "july", out=Path(name), config="x.toml", **order)
+        planned = plan_of_probe(short_path, "july", out=Path(name), config="x.toml", plan=PlanSettings(prefer))
         said[f"{name}.txt"] = plan_text(planned).replace(str(short_path), "HERE")
         assert [one.start_ms for one in tasks_of(short_path / name)] == starts
         script, choice = (short_path / name / "wave-1.sbatch").read_text(), planned.plan.choice
@@ -540,10 +544,10 @@ def test_recordings_are_cut_to_the_cheapest_length_and_the_script_has_the_worker
         billed = choice.units_per_1000_audio_hours * (1734 + 294) / 3_600_000
         assert planned.plan.billed_units == pytest.approx(billed), "per hour of recordings: overlaps cost more"
         assert document["tasks"]["units_per_1000_audio_hours"] == pytest.approx(choice.units_per_1000_audio_hours)
-    kept = plan(short_path, "july", rate=None, speed_from=Path("p.json"), site="sockeye", flags={"chunk_length": 300.0})
+    kept = plan_of_probe(short_path, "july", flags={"chunk_length": 300.0})
     assert kept.cutting.chunk_length_s == 300 and kept.plan.survey.lengths.rows == 7, "as it was asked for"
     write_files("m.csv: rows\n  1 × r#,c#,july/a.wav,0,582000,0,,x", short_path)
-    beside = plan(short_path, "july", "m.csv", rate=None, speed_from=Path("p.json"), site="sockeye")
+    beside = plan_of_probe(short_path, "july", "m.csv")
     assert beside.cutting.chunk_length_s is None and {one.chunk_s for one in beside.plan.choices} == {870}
     tables = [re.findall(r"^ {5}\d .*ed$", text.replace("→ ", ""), re.M) for text in said.values()]
     assert tables[0] == tables[1], "only the arrow moves"
@@ -589,9 +593,8 @@ def test_row_arrow_speed_cost_run_line_and_shards_are_one_choice(
     key = ProbeKey("V100", 32 * 2**30, "demo", "0.1.0", "demo", 3, 3)
     probes = [Probed(key, trials, ProbeResult(960.0, None, 960.0, 240.0, 1200.0), True)]
     (short_path / "p.json").write_text(to_json(probes))
-    order = {"rate": None, "speed_from": Path("p.json"), "site": "sockeye", "plan": PlanSettings(prefer)}
-    (short_path / "x.toml").write_text('[submit]\naccount = "st-lab-1-gpu"\n')
-    planned = plan(short_path, "july", out=Path("p"), config="x.toml", flags={"engine": "demo"}, **order)
+    how = {"config": "x.toml", "flags": {"engine": "demo"}, "plan": PlanSettings(prefer)}
+    planned = plan_of_probe(short_path, "july", out=Path("p"), **how)
     made, text = planned.plan, plan_text(planned)
     assert {one.chunk_s for one in made.choices} == offered_s
     assert (made.choice.chunk_s, planned.cutting.chunk_length_s) == chosen

@@ -81,21 +81,13 @@ def numbers(text, kind):
     return f"{len(values)}: {', '.join(f'{n}→{values[n]}' for n in some)}"
 
 
-def data_of(**changes):
+def data_of(known=None, given_up=None, sets_of_settings=0, versions=()):
+    """Return readings of two devices, or of other ones by their device_id."""
     first = stretches("sswwwfla", [10.0, 20.0, NAN, 40.0, 50.0, 60.0, 70.0, 80.0], from_ms=START_MS)
     second = stretches("iww", [5e9, 7e9, 9e9], from_ms=START_MS + 2000, width_ms=1500)
-    of_devices = {
-        "stretches": {1: first, 2: second},
-        "given_up": {},
-        "sets_of_settings": 0,
-        "versions": (),
-        **changes,
-    }  # by device_id
-    given_up = of_devices.pop("given_up")
-    known = of_devices.pop("stretches")
-    of_devices = {"sets_of_settings": 0, "versions": (), **of_devices}
-    return ChartData(lambda device_id, is_over: (is_over and given_up.get(device_id)) or known.get(device_id),
-                     **of_devices)  # fmt: skip
+    usual = {1: first, 2: second} if known is None else known
+    over = {**usual, **(given_up or {})}
+    return ChartData(lambda device_id, is_over: (over if is_over else usual).get(device_id), sets_of_settings, versions)
 
 
 def test_what_is_drawn_and_sent_to_the_page(pages):
@@ -124,9 +116,9 @@ def test_charts_of_other_jobs(pages):
     each = {n + 1: stretches("w", [50.0]) for n in range(401)}
     cases = {
         "a silent task": (late, data_of(given_up=lost)),
-        "a device in two tasks": (other, data_of(stretches={1: dark})),
-        "more devices than can be shown": (summarize(replace(JOB, devices=tuple(many))), data_of(stretches=each)),
-        "nothing": (none, data_of(stretches={})), "tries alone": (one, data_of(stretches={})),
+        "a device in two tasks": (other, data_of({1: dark})),
+        "more devices than can be shown": (summarize(replace(JOB, devices=tuple(many))), data_of(each)),
+        "nothing": (none, data_of({})), "tries alone": (one, data_of({})),
     }  # fmt: skip
     said = []
     for name, (summary, data) in cases.items():

@@ -43,9 +43,8 @@ WITHOUT = replace(PROOF, missing_indices=())
 EMPTY = JobFacts((), (), {}, 0.0, 0, 0, (), (), (), ())
 
 
-def whole(job=JOB, missing=(3,), **proof):
-    proof = replace(PROOF, missing_indices=missing, **proof)
-    return replace(summarize(job, proof), findings=FINDINGS, place="july")
+def whole(job=JOB, **proof):
+    return replace(summarize(job, replace(PROOF, **proof)), findings=FINDINGS, place="july")
 
 
 def flat(document, place=""):

@@ -46,10 +46,14 @@ class Run:
         return {table: query(self.folder / "job.sqlite", sql.format(table), index)[0][0] for table in WHOLE}
 
 
+def write_healthy(folder):
+    return TaskFile(folder, index=1, states={"healthy": "done"}, samples=3).write()
+
+
 @pytest.fixture(scope="module")
 def template(tmp_path_factory):
     folder = tmp_path_factory.mktemp("template")
-    TaskFile(folder, index=1, states={"healthy": "done"}, samples=3).write()
+    write_healthy(folder)
     TaskFile(folder, index=0, states=STATES, samples=SAMPLES).write()
     return folder
 
@@ -196,10 +200,8 @@ WRITTEN = {table: f"SELECT * FROM {table}" for table in ("sample", "host_sample"
 WRITTEN |= {"chunk": SAME_CHUNK}  # it may be pending again
 
 
-def test_no_damaged_byte_in_any_file_costs_a_row_of_a_healthy_one_or_makes_a_row(tmp_path):
+def test_no_damaged_byte_in_any_file_costs_a_row_of_a_healthy_one_or_makes_a_row(tmp_path, seed):
     """300 files, each damaged in one place; by hand with other places: BADCJOBS_TEST_SEED=7 pytest -k damaged_byte."""
-    seed = int(os.environ.get("BADCJOBS_TEST_SEED") or random.randrange(10**6))
-    print(f"BADCJOBS_TEST_SEED={seed} repeats this")
     chance = random.Random(seed)
     files = [TaskFile(tmp_path / "start", index=n, states=dict.fromkeys("ab", "done")).write() for n in range(17)]
     tables = ("sample", "attempt", "host_sample", "device_time")
@@ -268,7 +270,7 @@ def test_a_half_published_copy_is_salvaged_only_when_named(run):
 
 def test_what_is_no_file_is_named_every_time_and_what_may_not_be_read_is_read_when_we_may():
     with powerless_folder() as folder:
-        other = TaskFile(folder, index=1, states={"healthy": "done"}, samples=3).write()
+        other = write_healthy(folder)
         closed = TaskFile(folder, index=0, states=STATES).write()
         hidden = TaskFile(folder / "tasks" / "more", index=2, states={"z": "done"}).write().parent
         odd = [folder / "tasks" / f"{name}.sqlite" for name in ("gone", "pipe", "empty", "huge")]
@@ -297,7 +299,7 @@ def test_what_is_no_file_is_named_every_time_and_what_may_not_be_read_is_read_wh
         assert {file.status for file in run.merge().values()} == {"merged"}
         assert run.counts()["chunk"] == CHUNKS
         closed.chmod(0)
-        TaskFile(folder, index=1, states={"healthy": "done"}, samples=3).write()
+        write_healthy(folder)
         assert run.merge()[closed.name].status == "merged", "it has not changed: no one needs to open it"
         closed.chmod(0o600)
         (folder / "job.sqlite").unlink()

@@ -27,6 +27,7 @@ from support.task_files import LOUD, START_MS, TaskFile, make_chunk, make_device
 from support.waiting import wait_for
 
 KEY = TaskKey("4821", 7, 1, "gpu3")
+both_modes = pytest.mark.parametrize("shared", [False, True], ids=["local", "shared"])
 
 
 @pytest.fixture
@@ -217,7 +218,7 @@ def test_the_safe_mode_takes_no_lock_and_leaves_no_log_and_no_shared_memory(tmp_
         assert (tmp_path / "wrapper.sqlite-journal").stat().st_size == 0, "nothing is half written"
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["local", "shared"])
+@both_modes
 def test_a_snapshot_has_all_that_is_committed_or_is_not_there_at_all(tmp_path, shared):
     (tmp_path / "live").mkdir()
     with closing(TelemetryWriter(tmp_path / "live" / "recorder.sqlite", 7, shared=shared)) as writer:
@@ -262,7 +263,7 @@ def test_the_newest_readings_are_those_since_a_moment_and_unknown_where_there_ar
         assert (store.read_memory_peaks(bad, 0), store.read_pulse(bad, 0)) == ({}, (None, None, None))
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["local", "shared"])
+@both_modes
 def test_a_full_disk_pauses_the_writer_and_what_waited_is_written_whole_when_there_is_room(tmp_path, caplog, shared):
     caplog.set_level(logging.INFO)
     with (
@@ -308,7 +309,7 @@ def test_a_disk_that_stays_full_ends_the_pause_and_an_error_in_a_batch_drops_it(
         assert query(disk.path / "live.sqlite", "SELECT key FROM meta") == [("later",)]
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["local", "shared"])
+@both_modes
 def test_a_list_of_work_that_does_not_fit_leaves_nothing(tmp_path, shared):
     with small_disk(tmp_path, "3m"), closing(TaskWriter(tmp_path / "wrapper.sqlite", KEY, shared=shared)) as writer:
         with pytest.raises(sqlite3.OperationalError, match="full"):
