@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -19,8 +19,6 @@ from badcjobs.report.rules import (
     Cases,
     Figures,
     Rule,
-    after_start_up,
-    busy_share,
     by_task,
     has_tried,
     middle,
@@ -31,11 +29,12 @@ from badcjobs.report.rules import (
 )
 from badcjobs.report.rules_requests import never_worked
 from badcjobs.report.summary import Summary, count_devices
+from badcjobs.store.figures import StateTime
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
 from badcjobs.words import gpu_time
 from badcjobs.workers.engines import traits_of
 
-Tasks = Sequence[TaskFacts]
+Tasks = Sequence["_TaskTime"]
 LEAST_S = 120.0  # of GPU time: less does not show how busy a device can be
 _LEAST_SHARE = 0.1  # of the GPU time of the job: a last, short task does not count
 _ALL_CORES = 0.85
@@ -176,15 +175,18 @@ _UNKNOWN = (
 def _waiting(facts: JobFacts, summary: Summary) -> Cases:
     """Yield the main cause of idle GPUs; if there is none, a large loss in a busy job, or uneven tasks."""
     tasks = list(_at_work(facts))
-    low = [task for task in tasks if (busy_share(task.its_devices) or 0.0) < LOW]
+    low = [task for task in tasks if task.busy_s < LOW * task.seen_s]
     if _granted_s(low) >= max(LEAST_S, _LEAST_SHARE * _granted_s(tasks)):
-        by_cause = _idle_by_cause(low, facts)
+        by_cause = _rest_of(low)
+        for task in low:
+            by_cause[_cause_of_idle_work(task, facts)] += task.idle_at_work_s
+            by_cause["failures"] += task.idle_in_vain_s
         cause = max(by_cause, key=by_cause.__getitem__)
         if cause not in ("ending", "failures"):  # these have findings of their own
             yield {**_loss(cause, by_cause, low, facts), "severity": severity_of(sum(by_cause.values()))}
             return
     gpu_s = 3600 * summary.gpu_hours
-    by_cause = _rest_by_cause(tasks)
+    by_cause = _rest_of(tasks)
     cause = max(_LARGE_CAUSES, key=by_cause.__getitem__)
     lost_s = by_cause[cause]
     if lost_s >= max(_WORTH_S, _WORTH * gpu_s):
@@ -194,21 +196,83 @@ def _waiting(facts: JobFacts, summary: Summary) -> Cases:
         yield from _uneven(facts)
 
 
-def _at_work(facts: JobFacts) -> Iterator[TaskFacts]:
-    """Yield the tasks with an engine, each with its devices that were used and measured."""
+# --- where the time of a task's devices went --------------------------------------------------------------------------
+
+
+@dataclass
+class _TaskTime:
+    """The time of the devices of a task with an engine that were used and measured."""
+
+    task: TaskFacts
+    devices: list[DeviceFacts]
+    granted_s: float = 0.0
+    busy_s: float = 0.0
+    seen_s: float = 0.0  # it is known how much of this they were busy
+    idle_at_work_s: float = 0.0  # while chunks were in progress
+    idle_in_vain_s: float = 0.0  # the same for chunks that failed or were lost
+    rest_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # without a chunk, by cause
+
+
+def _at_work(facts: JobFacts) -> Iterator[_TaskTime]:
+    """Yield the tasks with an engine whose devices were used and measured."""
     devices = by_task(facts.devices)
     for task in facts.tasks:
-        own = devices[task.name]
-        if task.state in NOT_ENDED:  # its start-up may pay off: how long it will work is not known
-            own = list(map(after_start_up, own))
-        used = [device for device in own if has_tried(device) and not never_worked(device)]
-        measured = [device for device in used if busy_share([device]) is not None]
-        if measured and task.engine is not None:
-            yield replace(task, its_devices=tuple(measured))
+        if task.engine is not None and (time := _time_of(task, devices[task.name])).devices:
+            yield time
+
+
+def _time_of(task: TaskFacts, devices: Sequence[DeviceFacts]) -> _TaskTime:
+    """Add up the time of its devices; if it has not ended without start-up, which may still pay off."""
+    time = _TaskTime(task, [])
+    rest = list[tuple[DeviceFacts, float]]()
+    for device in devices:
+        states = defaultdict(StateTime, device.states)
+        if task.state in NOT_ENDED:
+            states.pop("start_up", None)
+        seen = {state: seen_s(one) for state, one in states.items()}
+        if not (has_tried(device) and any(seen.values())) or never_worked(device):
+            continue
+        idle = {state: seen[state] - (one.busy_s or 0.0) for state, one in states.items()}
+        time.devices.append(device)
+        time.granted_s += sum(one.total_s for one in states.values())
+        time.rest_s["start_up"] += states["start_up"].total_s
+        time.seen_s += sum(seen.values())
+        time.busy_s += sum(seen.values()) - sum(idle.values())
+        time.idle_at_work_s += idle.get("working", 0.0)
+        time.idle_in_vain_s += idle.get("failed", 0.0) + idle.get("lost", 0.0)
+        rest.append((device, states["waiting"].total_s + states["idle"].total_s))
+    _share_out(time.rest_s, task.last_sign_ms, rest)
+    return time
+
+
+def _share_out(by_cause: dict[str, float], task_ms: int, rest: Sequence[tuple[DeviceFacts, float]]) -> None:
+    """Add, by cause, for how many seconds devices waited for a chunk, or had no worker.
+
+    After its last chunk a device waits first for other devices, then for the end of the task.
+    """
+    last_ms = max(not_none(device.work.last_end_ms for device, _ in rest), default=task_ms)
+    for device, rest_s in rest:
+        if device.work.gave_up is not None:
+            by_cause["failures"] += rest_s
+            continue
+        own_ms = device.work.last_end_ms or last_ms
+        tail_s = min(rest_s, (last_ms - own_ms) / 1000)
+        ending_s = min(rest_s - tail_s, (task_ms - last_ms) / 1000)
+        by_cause["tail"] += tail_s
+        by_cause["ending"] += ending_s
+        by_cause["waiting_for_audio"] += rest_s - tail_s - ending_s
+
+
+def _rest_of(tasks: Tasks) -> dict[str, float]:
+    by_cause: dict[str, float] = defaultdict(float)
+    for task in tasks:
+        for cause, seconds in task.rest_s.items():
+            by_cause[cause] += seconds
+    return by_cause
 
 
 def _granted_s(tasks: Tasks) -> float:
-    return sum(device.total_s for task in tasks for device in task.its_devices)
+    return sum(task.granted_s for task in tasks)
 
 
 # --- the main cause ---------------------------------------------------------------------------------------------------
@@ -216,65 +280,30 @@ def _granted_s(tasks: Tasks) -> float:
 
 def _loss(cause: str, by_cause: Mapping[str, float], tasks: Tasks, facts: JobFacts) -> Figures:
     """Return the figures that the rules need."""
-    devices = [device for task in tasks for device in task.its_devices]
+    devices = [device for task in tasks for device in task.devices]
     cost_s = by_cause[cause]
     lost_s = sum(by_cause.values())
     starts = _start_up_figures(tasks, devices, facts)
-    one_each = any(traits_of(task.engine).one_program_per_chunk for task in tasks)
+    one_each = any(traits_of(task.task.engine).one_program_per_chunk for task in tasks)
+    measured_s = sum(task.seen_s for task in tasks)
     return {
         cause: True,
-        "busy": share(busy_share(devices) or 0.0, 1.0),
-        "measured_s": sum(seen_s(time) for device in devices for time in device.states.values()),
+        "busy": share(sum(task.busy_s for task in tasks), measured_s),
+        "measured_s": measured_s,
         "devices": count_devices(devices),
         "of_idle": f"{gpu_time(cost_s)}, {share(cost_s, lost_s)} of the idle time",
-        "subjects": [task.name for task in tasks],
+        "subjects": [task.task.name for task in tasks],
         "cost_s": cost_s,
         "each_chunk": one_each and starts["starting_s"] < 0.5 * by_cause["start_up"],
         **starts,
-        **_worker_figures(tasks, devices, facts),
+        **_worker_figures([task.task for task in tasks], devices, facts),
     }
 
 
-def _idle_by_cause(tasks: Tasks, facts: JobFacts) -> Mapping[str, float]:
-    """Return for how many seconds devices were idle for each cause, also while chunks were in progress."""
-    by_cause = _rest_by_cause(tasks)
-    for task in tasks:
-        while_working = _cause_of_idle_work(task, facts)
-        for device in task.its_devices:
-            idle = {state: seen_s(time) - (time.busy_s or 0.0) for state, time in device.states.items()}
-            by_cause[while_working] += idle.get("working", 0.0)
-            by_cause["failures"] += idle.get("failed", 0.0) + idle.get("lost", 0.0)
-    return by_cause
-
-
-def _rest_by_cause(tasks: Tasks) -> dict[str, float]:
-    """Return for how many seconds devices had no chunk, by cause.
-
-    After its last chunk a device waits first for other devices, then for the end of the task.
-    """
-    by_cause: dict[str, float] = defaultdict(float)
-    for task in tasks:
-        task_ms = task.last_sign_ms
-        last_ms = max(not_none(device.work.last_end_ms for device in task.its_devices), default=task_ms)
-        for device in task.its_devices:
-            seconds = device.state_s
-            rest_s = seconds.get("waiting", 0.0) + seconds.get("idle", 0.0)
-            by_cause["start_up"] += seconds.get("start_up", 0.0)
-            if device.work.gave_up is not None:
-                by_cause["failures"] += rest_s
-                continue
-            own_ms = device.work.last_end_ms or last_ms
-            tail_s = min(rest_s, (last_ms - own_ms) / 1000)
-            ending_s = min(rest_s - tail_s, (task_ms - last_ms) / 1000)
-            by_cause["tail"] += tail_s
-            by_cause["ending"] += ending_s
-            by_cause["waiting_for_audio"] += rest_s - tail_s - ending_s
-    return by_cause
-
-
-def _cause_of_idle_work(task: TaskFacts, facts: JobFacts) -> str:
+def _cause_of_idle_work(time: _TaskTime, facts: JobFacts) -> str:
     """Return what devices wait for while chunks are in progress: cores, another worker, or audio."""
-    p50_s = not_none(device.work.chunk_p50_s for device in task.its_devices)
+    task = time.task
+    p50_s = not_none(device.work.chunk_p50_s for device in time.devices)
     if traits_of(task.engine).one_program_per_chunk and p50_s and min(p50_s) <= _PROGRAM_S:
         return "start_up"  # one program per chunk
     cpu = task.cpu_mean_cores
@@ -296,21 +325,21 @@ def _reasons(facts: JobFacts, codes: Collection[Code]) -> list[str]:
 
 def _start_up_figures(tasks: Tasks, devices: Sequence[DeviceFacts], facts: JobFacts) -> Figures:
     """Return how long engine starts and chunks took, and the array size that starts fewer engines."""
-    starting_s = sum(device.state_s.get("start_up", 0.0) for device in devices)
+    starting_s = _rest_of(tasks)["start_up"]
     array_tasks = len({(task.job_id, task.array_index) for task in facts.tasks})
     run_s = sum(task.wall_s for task in facts.tasks)
     advised = max(1, min(array_tasks // 5, int(run_s // _GOOD_TASK_S)))
     return {
         "starting_s": starting_s,
-        "starting": share(starting_s, sum(device.total_s for device in devices)),
-        "wall_s": median(task.wall_s for task in tasks),
+        "starting": share(starting_s, _granted_s(tasks)),
+        "wall_s": median(task.task.wall_s for task in tasks),
         "last_index": advised - 1 if array_tasks >= 5 else None,
         "p50_s": middle(device.work.chunk_p50_s for device in devices),
         "longest_s": max(not_none(device.work.chunk_max_s for device in devices), default=None),
     }
 
 
-def _worker_figures(tasks: Tasks, devices: Sequence[DeviceFacts], facts: JobFacts) -> Figures:
+def _worker_figures(tasks: Sequence[TaskFacts], devices: Sequence[DeviceFacts], facts: JobFacts) -> Figures:
     """Return the workers, their cores and memory, what more of them would need, and the result of trying more."""
     workers = sum(task.workers or 1 for task in tasks)
     requested = max(task.memory_limit_bytes or 0 for task in tasks)
