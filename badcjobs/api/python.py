@@ -201,7 +201,7 @@ class Job:
         """Return the rows of a query as dictionaries; raises BadInput if SQLite rejects the query."""
         try:
             with closing(open_sealed(self.path)) as db:
-                return rows_by_name(db, sql, values)
+                return list(rows_by_name(db, sql, values))
         except sqlite3.Error as error:
             raise BadInput(f"{self.path.name}: {sql}", why=str(error), fix="badcjobs guide tables") from error
 

@@ -14,7 +14,7 @@ import typer
 
 from badcjobs.cli.output import environ, remark, this_command
 from badcjobs.errors import BadInput
-from badcjobs.model import StandIn
+from badcjobs.model import StandIn, known_values
 from badcjobs.paths import RunFolder, is_there, run_of, shell_line
 from badcjobs.project import Project
 from badcjobs.run_toml import FrozenRun
@@ -112,7 +112,7 @@ def check_run_folder(out: Path, project: Project, *executed: str) -> None:
 
 def run_options(context: typer.Context, **own: object) -> dict[str, Any]:
     """Return the options of run after --, and those of the command itself, by key; those not given are left out."""
-    return {**context.meta.get(RUN_OPTIONS, {}), **{key: value for key, value in own.items() if value is not None}}
+    return {**context.meta.get(RUN_OPTIONS, {}), **known_values(own)}
 
 
 def find_run(given: Path | None, project: Project, command: str) -> Path:

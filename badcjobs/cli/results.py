@@ -76,7 +76,7 @@ def merge(
     order = MergeOrder(places, out or default_target(places), mix, progress=Pace("task databases merged"), tell=remark)
     clock = SystemClock()
     billing = find_billing(project, Path.cwd())
-    options = SummaryOptions(Pace(ROWS), QueueReader(clock), readings=json_wanted, billing=billing)
+    options = SummaryOptions(Pace(ROWS), QueueReader(clock), billing)
     job = finish_job(order, clock, options, remove_merged=remove_merged)
     if json_wanted:
         print_json({**job.to_dict(streamed=True), "why_no_report": job.why_no_report})
@@ -139,10 +139,9 @@ def report(
     job = find_run(job, project, "report")
     targets = {"--html": html, "--markdown": markdown, "--prometheus": prometheus}
     printed = _check_targets(targets, [job, *filter(None, [compare])], json_wanted=json_wanted)
-    readings = json_wanted or prometheus is not None
     billing = find_billing(project, Path.cwd())
     clock = SystemClock()
-    options = SummaryOptions(Pace(ROWS), QueueReader(clock), readings=readings, billing=billing)
+    options = SummaryOptions(Pace(ROWS), QueueReader(clock), billing)
     with report_job(job, clock, compare, options) as forms:
         for path, make in ((html, forms.to_html), (markdown, forms.to_markdown), (prometheus, forms.to_prometheus)):
             if path is not None:

@@ -240,8 +240,8 @@ class Stretches(NamedTuple):
 class ChartData(NamedTuple):
     """What the page shows in addition to the summary."""
 
-    # Reads a device by its device_id (those of all devices may not fit into memory), and whether its task no longer
-    # runs: then its unfinished attempts are lost.
+    together: Stretches | None  # all devices; None: there are no data over time
+    # Reads a device by its device_id, and whether its task no longer runs: then its unfinished attempts are lost.
     stretches: Callable[[int, bool], Stretches | None]
     sets_of_settings: int  # how many different settings the tasks had
     versions: tuple[str, ...]  # of badcjobs, used by the tasks

@@ -13,22 +13,18 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from badcjobs.model import CHARTED, ChartData, Envelope, Stretches, not_none
+from badcjobs.model import ChartData, Stretches, not_none
 from badcjobs.report import chart_figures as figures
 from badcjobs.report.chart_figures import STATES, Histogram, MetricForm, Runs
 from badcjobs.report.job_tables import trouble_rank
-from badcjobs.report.progress import over_time
+from badcjobs.report.progress import names_of_running
 from badcjobs.report.rules import known_texts
 from badcjobs.report.summary import STATE_WORDS, Summary, count_devices
 from badcjobs.store.read_model import DeviceFacts
 from badcjobs.words import natural
 
-Numbers = npt.NDArray[np.float64]
-Whole = npt.NDArray[np.int64]
 MOST_DEVICES = 300  # in the timeline, and one by one
-_COLUMNS = 400  # at most
 _FEWEST_BARS = 8
 _MOST_BARS = 60
 _WIDTHS_MS = [step * 10**power for power in range(9) for step in (1, 2, 5)]  # of a bar
@@ -73,28 +69,14 @@ def draw(summary: Summary, data: ChartData) -> Charts:
 
 def _draw_over_time(summary: Summary, data: ChartData) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
     """Return the charts over time, their data for page.js, and notes; all empty without data."""
-    read = over_time(data, summary.facts.tasks)
-    known = []
-    begins_ms = []
-    ends_ms = []
-    longest_ms = 0
-    for device in summary.devices:
-        stretches = read(device)  # one device at a time: those of a large array do not fit into memory
-        if stretches is None:
-            continue
-        known.append(device)
-        begins_ms.append(stretches.from_ms[0])
-        ends_ms.append(stretches.to_ms[-1])
-        longest_ms = max(longest_ms, stretches.to_ms[0] - stretches.from_ms[0])  # all but the last are as long
-    if not known:
+    together = data.together
+    if together is None:
         return {}, {}, ()
-
+    running = names_of_running(summary.facts.tasks)
+    known = [device for device in summary.devices if device.states]
     shown = choose(known, MOST_DEVICES)
-    rows = not_none(map(read, shown))
-    from_ms = min(begins_ms)
-    to_ms = max(ends_ms)
-    times = figures.time_range(from_ms, to_ms)
-    together = over_all(filter(None, map(read, known)), from_ms, to_ms, longest_ms)
+    rows = not_none(data.stretches(device.device_id, device.task not in running) for device in shown)
+    times = figures.time_range(together.from_ms[0], together.to_ms[-1])
     forms = _forms(known, together)
     drawn = {"timeline": figures.timeline(find_runs(rows), len(rows), times)}
     drawn |= {form.name: figures.metric(form, times) for form in forms}
@@ -179,36 +161,6 @@ def find_runs(devices: Iterable[Stretches]) -> Runs:
             joined = list(group)
             runs[state].append((row, joined[0][1], joined[-1][2]))
     return runs
-
-
-def over_all(devices: Iterable[Stretches], from_ms: int, to_ms: int, longest_ms: int) -> Stretches:
-    """Return the smallest, mean and largest reading of all devices together, in columns of equal width.
-
-    No column is shorter than the longest stretch, so each stretch can count in the column of its middle.
-    """
-    width_ms = max(longest_ms, -(-(to_ms - from_ms) // _COLUMNS))
-    begins = range(from_ms, to_ms, width_ms)
-    totals = {metric: np.outer([np.nan, np.nan, 0.0, 0.0], np.ones(len(begins))) for metric in CHARTED}
-    for device in devices:
-        middles = (np.asarray(device.from_ms) + np.asarray(device.to_ms)) // 2
-        time_ms = np.subtract(device.to_ms, device.from_ms)
-        for metric, envelope in device.metrics.items():
-            _add(totals[metric], (middles - from_ms) // width_ms, time_ms, envelope)
-    metrics = {}
-    for metric, (lows, highs, times, sums) in totals.items():
-        means = np.divide(sums, times, where=times > 0, out=np.full(len(begins), np.nan))
-        metrics[metric] = Envelope(lows.tolist(), means.tolist(), highs.tolist())
-    return Stretches(begins, [*begins[1:], to_ms], (), metrics)
-
-
-def _add(totals: Numbers, column: Whole, time_ms: Whole, envelope: Envelope) -> None:
-    """Add the readings of a device: the rows of ``totals`` are smallest, largest, time, and sum over time."""
-    means = np.asarray(envelope.mean)
-    measured_ms = np.where(np.isnan(means), 0, time_ms)
-    np.fmin.at(totals[0], column, envelope.low)
-    np.fmax.at(totals[1], column, envelope.high)
-    np.add.at(totals[2], column, measured_ms)
-    np.add.at(totals[3], column, np.nan_to_num(means) * measured_ms)
 
 
 def choose(devices: Sequence[DeviceFacts], most: int) -> list[DeviceFacts]:

@@ -22,13 +22,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import fields, replace
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import fill
 from typing import Any, NamedTuple
 
 from badcjobs.errors import BadInput, DatabaseProblem
-from badcjobs.model import AskQueue, Billing, CutShort, NameGaps, PlaceCounts, TaskKey, not_asked, not_none
+from badcjobs.model import AskQueue, Billing, CutShort, NameGaps, PlaceCounts, TaskKey, not_asked, not_none, stable_id
 from badcjobs.paths import RunFolder, is_there, run_of, shell_line
 from badcjobs.report import rules_devices, rules_requests, rules_tasks, rules_waiting
 from badcjobs.report.compare import Comparison, Figure, compare
@@ -54,6 +55,7 @@ from badcjobs.store.read_model import JobFacts
 from badcjobs.store.read_tasks import read_chart_data
 from badcjobs.store.source_files import NoTaskDatabases
 from badcjobs.store.submission_record import find_cut_short, find_unbegun, rows_in
+from badcjobs.version import __version__
 from badcjobs.words import plain
 
 log = logging.getLogger(__name__)
@@ -64,7 +66,6 @@ class SummaryOptions(NamedTuple):
 
     progress: Progress = lambda rows: None  # while the source is read
     ask_queue: AskQueue = not_asked
-    readings: bool = True  # also the last of each device, which only JSON and metrics show
     billing: Billing | None = None  # None: that of the run
 
 
@@ -76,7 +77,8 @@ def finish_job(
 ) -> FinishedJob:
     """Merge task databases into a job database, summarise it, write its page.
 
-    A page that cannot be written is not an error: the numbers are safe in the job database.
+    The page is made again only if it would differ. A page that cannot be written is not an error: the numbers are safe
+    in the job database.
     """
     try:
         merged = merge(order, clock)
@@ -85,13 +87,30 @@ def finish_job(
     summary = summarize_database(order.target, clock.now_ms(), options)
     report = order.target.with_name("report.html")
     why_no_report = None
+    mark = _page_mark(order.target, summary)
     try:
-        write_whole(report, ReportedJob(order.target, job_title(order.target), summary).to_html())
+        if not (report.is_file() and report.read_bytes().endswith(mark.encode())):
+            write_whole(report, [ReportedJob(order.target, job_title(order.target), summary).to_html(), mark])
     except BadInput as error:
         why_no_report = error.why or error.what
         log.warning("%s could not be written: %s", report, why_no_report)
     removed = remove_merged_files(order.target, merged.given) if remove_merged else None
     return FinishedJob(order.target, report, summary, merged, removed, why_no_report)
+
+
+def _page_mark(database: Path, summary: Summary) -> str:
+    """Return the last line of a page; it differs if anything differs that the page shows."""
+    status = database.stat()
+    states = [task.state for task in summary.facts.tasks]
+    shown = (
+        __version__,
+        find_spec("bokeh") is None,
+        status.st_size,
+        status.st_mtime_ns,
+        states,
+        {**vars(summary), "facts": None},
+    )
+    return f"<!-- {stable_id(repr(shown))} -->\n"
 
 
 def _why_none(inputs: Sequence[Path], error: NoTaskDatabases) -> DatabaseProblem:
@@ -106,7 +125,7 @@ def _why_none(inputs: Sequence[Path], error: NoTaskDatabases) -> DatabaseProblem
 
 def summarize_database(database: Path, now_ms: int | None = None, options: SummaryOptions = _USUAL) -> Summary:
     """Return all numbers of a job database, and the findings; ``now_ms``: see ``summarize``."""
-    facts = read_job(database, readings=options.readings)
+    facts = read_job(database)
     proof = prove_complete(database, facts, options.progress)
     summary = summarize(facts, proof, now_ms)
     if summary.verdict != "done" or summary.tasks_by_verdict.get(RUNNING):

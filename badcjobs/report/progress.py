@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from badcjobs.model import ChartData, Stretches, is_silent, not_none
+from badcjobs.model import is_silent, not_none
 from badcjobs.store.figures import StateTime
 from badcjobs.store.read_model import Completeness, DeviceFacts, JobFacts, TaskFacts
 from badcjobs.words import moment
@@ -50,7 +50,7 @@ _ROUNDING_S = 0.001
 
 def mark_lost_work(job: JobFacts) -> JobFacts:
     """Return the facts with that time and energy in the state lost."""
-    running = _running(job.tasks)
+    running = names_of_running(job.tasks)
     devices = []
     lost_s = job.lost_gpu_s
     for device in job.devices:
@@ -61,13 +61,8 @@ def mark_lost_work(job: JobFacts) -> JobFacts:
     return replace(job, devices=tuple(devices), lost_gpu_s=lost_s)
 
 
-def over_time(data: ChartData, tasks: Iterable[TaskFacts]) -> Callable[[DeviceFacts], Stretches | None]:
-    """Return a function that reads the timeline of a device, with lost work as in the numbers."""
-    running = _running(tasks)
-    return lambda device: data.stretches(device.device_id, device.task not in running)
-
-
-def _running(tasks: Iterable[TaskFacts]) -> set[str]:
+def names_of_running(tasks: Iterable[TaskFacts]) -> set[str]:
+    """Return the names of the tasks whose work in progress is not lost."""
     return {task.name for task in tasks if task.state in NOT_ENDED}
 
 

@@ -189,11 +189,6 @@ def was_used(device: DeviceFacts) -> bool:
     return has_tried(device) or any(device.state_s.get(state) for state in ("working", "failed", "lost"))
 
 
-def after_start_up(device: DeviceFacts) -> DeviceFacts:
-    """Return the device without the time its engines took to start."""
-    return replace(device, states={state: time for state, time in device.states.items() if state != "start_up"})
-
-
 def by_task(devices: Iterable[DeviceFacts]) -> dict[str, list[DeviceFacts]]:
     """Return the devices of each task, by task name."""
     return grouped((device.task, device) for device in devices)

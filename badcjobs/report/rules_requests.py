@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from badcjobs.model import LEAST_CPUS, Billing, advised_gb
 from badcjobs.report.progress import NOT_ENDED
@@ -15,7 +16,6 @@ from badcjobs.report.rules import (
     WARNING,
     Cases,
     Rule,
-    after_start_up,
     busy_share,
     by_task,
     labels,
@@ -26,6 +26,7 @@ from badcjobs.report.rules import (
     without_unused,
 )
 from badcjobs.report.summary import Bill, Summary, count_devices, ratio
+from badcjobs.store.figures import StateTime
 from badcjobs.store.read_model import DeviceFacts, JobFacts, TaskFacts
 from badcjobs.words import clock, round_up
 
@@ -148,7 +149,7 @@ def _unused(facts: JobFacts, summary: Summary) -> Cases:
         if task.engine is not None and (task.pending or any(map(was_used, own))):
             granted += own
             if task.state in NOT_ENDED:  # its engines may still be starting
-                own = list(map(after_start_up, own))
+                own = [replace(device, states={**device.states, "start_up": StateTime()}) for device in own]
             unused += [device for device in own if not was_used(device) and device.total_s >= _UNUSED_S]
     if not unused:
         return

@@ -201,11 +201,11 @@ def read_value(db: sqlite3.Connection, sql: str, *values: object) -> Any:
     return row and row[0]
 
 
-def rows_by_name(db: sqlite3.Connection, sql: str, values: Sequence[object] = ()) -> list[dict[str, Any]]:
-    """Return rows as dictionaries by column name."""
+def rows_by_name(db: sqlite3.Connection, sql: str, values: Sequence[object] = ()) -> Iterator[dict[str, Any]]:
+    """Yield rows as dictionaries by column name."""
     cursor = db.cursor()
     cursor.row_factory = sqlite3.Row
-    return list(map(dict, cursor.execute(sql, values)))
+    return map(dict, cursor.execute(sql, values))
 
 
 def read_as(db: sqlite3.Connection, kind: Callable[..., _Facts], sql: str, *values: object) -> tuple[_Facts, ...]:

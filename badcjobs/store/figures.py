@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -11,7 +12,7 @@ from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from badcjobs.model import CHARTED, COUNTERS, METRICS, THROTTLE_BITS
+from badcjobs.model import CHARTED, COUNTERS, METRICS, THROTTLE_BITS, Reading, known_values
 from badcjobs.store.schema import DERIVED, LAST_SIGN, STATES, insert_sql
 
 LONGEST_STEP_MS = 15_000  # readings further apart are a gap
@@ -22,7 +23,6 @@ _SHORTEST_STRETCH_MS = 1000
 UNDER_WAY = "(a.outcome IS NULL AND t.verdict IS NULL AND t.ended_at_ms IS NULL AND w.ended_at_ms IS NULL)"
 
 GAUGES = tuple(metric for metric in METRICS if metric not in COUNTERS)
-_COLUMNS = ("energy_j", *GAUGES)
 _OVER_TIME = (
     "energy_j",
     "power_w",
@@ -30,8 +30,9 @@ _OVER_TIME = (
     "utilization_percent",
 )
 _BLOCK_ROWS = 20_000
+_RECENT_MS = 25_000  # some metrics are read every 20 s
 _SAMPLES = f"""
-    SELECT at_ms, {", ".join(_COLUMNS)} FROM sample
+    SELECT at_ms, {", ".join(METRICS)} FROM sample
     WHERE task_id = ? AND device_id = ? ORDER BY at_ms"""
 
 
@@ -43,7 +44,7 @@ def write_figures(db: sqlite3.Connection, task_id: int) -> None:
     from_ms, to_ms = db.execute(lives, (task_id,)).fetchone()
     devices = db.execute("SELECT device_id FROM device WHERE task_id = ? ORDER BY device_id", (task_id,)).fetchall()
     for (device_id,) in devices:
-        busy, energy = _write_totals(db, task_id, device_id)
+        busy, energy, last_values = _write_totals(db, task_id, device_id)
         tries = db.execute(_TRIES, (to_ms, task_id, device_id)).fetchall()
         worker_lives = db.execute(_LIVES, (to_ms, task_id, device_id)).fetchall()
         spans = list(make_spans(from_ms, to_ms, tries, worker_lives))
@@ -57,6 +58,7 @@ def write_figures(db: sqlite3.Connection, task_id: int) -> None:
         db.executemany(insert_sql("device_time"), times)
         db.executemany(insert_sql("attempt_cost"), costs)
         _write_stretches(db, task_id, device_id, spans)
+        db.execute(_WORK, {"task": task_id, "device": device_id, "last": json.dumps(last_values)})
     db.execute(_THROTTLING, {"task": task_id})
     db.execute(_TASK_TOTAL, {"task": task_id})
 
@@ -78,17 +80,21 @@ _LIVES = """
     WHERE w.task_id = ? AND w.device_id = ? GROUP BY w.worker_id"""
 
 
-def _write_totals(db: sqlite3.Connection, task_id: int, device_id: int) -> tuple[Cumulated, Cumulated]:
-    """Write the totals of one device; return its busy seconds and joules over time.
+def _write_totals(
+    db: sqlite3.Connection, task_id: int, device_id: int
+) -> tuple[Cumulated, Cumulated, Mapping[str, float]]:
+    """Write the totals of one device; return its busy seconds and joules over time, and its last reading.
 
     Without a better metric, busy is the plain utilization. The samples are read block by block.
     """
     counts: dict[str, Counter[Any]] = {metric: Counter() for metric in GAUGES}
     points: dict[str, list[tuple[int, float | None]]] = {name: [] for name in _OVER_TIME}
     cursor = db.execute(_SAMPLES, (task_id, device_id))
+    recent: list[tuple[Any, ...]] = []
     while rows := cursor.fetchmany(_BLOCK_ROWS):
+        recent = [row for row in (*recent, *rows) if row[0] > rows[-1][0] - _RECENT_MS]
         times, *columns = zip(*rows, strict=True)
-        for metric, values in zip(_COLUMNS, columns, strict=True):
+        for metric, values in zip(METRICS, columns, strict=True):
             if metric in counts:
                 counts[metric].update(values)
             if metric in points:
@@ -112,7 +118,16 @@ def _write_totals(db: sqlite3.Connection, task_id: int, device_id: int) -> tuple
     db.executemany(insert_sql("metric_summary"), figures)
     utilization = sorted(counts["utilization_percent"].items())
     db.executemany(insert_sql("utilization_count"), [(task_id, device_id, *pair) for pair in utilization])
-    return Cumulated(busy_steps(points[busy_metric])), energy
+    return Cumulated(busy_steps(points[busy_metric])), energy, _last_values(recent)
+
+
+def _last_values(recent: Sequence[tuple[Any, ...]]) -> dict[str, float]:
+    """Return the last reading by metric, without unknown values, from rows of ``_SAMPLES``."""
+    if not recent:
+        return {}
+    readings = [Reading(**dict(zip(METRICS, row[1:], strict=True))) for row in reversed(recent)]
+    last = readings[0].completed(readings[1:])
+    return known_values({metric: getattr(last, metric) for metric in METRICS})
 
 
 def _write_stretches(db: sqlite3.Connection, task_id: int, device_id: int, spans: Sequence[Span]) -> None:
@@ -145,6 +160,43 @@ def _write_stretches(db: sqlite3.Connection, task_id: int, device_id: int, spans
         db.execute(sql, (task_id, device_id, *about, *measured.get(number, nothing), *each_s))
 
 
+# The mean utilization of a device in 20 parts of the task's time, in whole percent; null: no sample.
+_SPARK = """
+    SELECT json_group_array(percent) FROM (
+        SELECT CAST(round(sum(utilization_mean_percent * samples)
+                          / sum(iif(utilization_mean_percent IS NULL, 0, samples))) AS INTEGER) AS percent
+        FROM device_stretch, (
+            SELECT min(from_ms) AS first_ms, max(to_ms) AS last_ms
+            FROM device_stretch WHERE task_id = :task)
+        WHERE task_id = :task AND device_id = :device
+        GROUP BY (from_ms - first_ms) * 20 / (last_ms - first_ms) ORDER BY from_ms)"""
+# Percentiles by nearest rank. Who reads it decides by the time whether tries under way are lost.
+_WORK = f"""
+    INSERT INTO device_work
+    SELECT :device, :task,
+           (SELECT count(*) FROM worker WHERE task_id = :task AND device_id = :device),
+           count(*) FILTER (WHERE outcome = 'done'),
+           count(*) FILTER (WHERE outcome = 'failed'),
+           count(*) FILTER (WHERE (outcome IS NULL OR outcome = 'lost') AND NOT is_under_way),
+           (SELECT total(audio_s) FROM chunk
+            WHERE task_id = :task AND device_id = :device AND status = 'done'),
+           max(done_s) FILTER (WHERE number <= (many + 1) / 2),
+           max(done_s) FILTER (WHERE number <= (95 * many + 99) / 100),
+           max(done_s), max(ended_at_ms),
+           max(error_class) FILTER (WHERE error_class IN ('gpu_lost', 'ran_on_cpu')),
+           count(*) FILTER (WHERE is_under_way),
+           total(gpu_s) FILTER (WHERE is_under_way),
+           ({_SPARK}), :last
+    FROM (SELECT a.outcome, a.ended_at_ms, a.error_class, k.gpu_s,
+                 {UNDER_WAY} AS is_under_way,
+                 iif(a.outcome = 'done', (a.ended_at_ms - a.started_at_ms) / 1000.0, NULL) AS done_s,
+                 row_number() OVER (PARTITION BY a.outcome
+                                    ORDER BY a.ended_at_ms - a.started_at_ms) AS number,
+                 count(*) OVER (PARTITION BY a.outcome) AS many
+          FROM attempt a JOIN task t USING (task_id)
+          LEFT JOIN worker w USING (worker_id)
+          LEFT JOIN attempt_cost k USING (task_id, attempt_id)
+          WHERE a.task_id = :task AND a.device_id = :device)"""
 # One sample may show several reasons.
 _BITS = ", ".join(f"({bit}, '{reason}')" for bit, reason in THROTTLE_BITS.items())
 _THROTTLING = f"""

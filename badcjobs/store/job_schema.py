@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 from badcjobs.store.connect import as_sqlite_utils, file_uri, open_uri
-from badcjobs.store.schema import CHUNK, LAST_SIGN, OF_A_CHUNK, SOUND, TABLES, TableDef, ddl_script
+from badcjobs.store.schema import (
+    CHUNK,
+    LAST_SIGN,
+    OF_A_CHUNK,
+    SOUND,
+    STRETCH_FIGURES,
+    TABLES,
+    TableDef,
+    ddl_script,
+)
 from badcjobs.version import __version__
 
 
@@ -239,6 +248,34 @@ ADDED_TABLES = (
         key="recording_id, chunk_id",
         parent=OF_A_CHUNK,
     ),
+    TableDef(
+        "job_figure",
+        "Figures of the whole job, computed by the last merge.",
+        {
+            "topic TEXT NOT NULL": "totals, or cost: of the tries that succeeded",
+            "name TEXT NOT NULL": "what it is, with its unit",
+            "value ANY": "the figure; NULL: not known",
+        },
+        key="topic, name",
+    ),
+    TableDef(
+        "label_total",
+        "The detections of each label, without overlaps.",
+        {
+            "label TEXT PRIMARY KEY": "code of the species or sound",
+            "label_name TEXT": "its name, where the engine gives one",
+            "detections INTEGER NOT NULL": "how many",
+        },
+    ),
+    TableDef(
+        "job_stretch",
+        "The samples of all devices together, in at most 400 stretches of equal length.",
+        {
+            "from_ms INTEGER PRIMARY KEY": "when it starts",
+            "to_ms INTEGER NOT NULL": "when it ends",
+            **STRETCH_FIGURES,
+        },
+    ),
 )
 _RECORDING = TABLES["recording"]._replace(
     help="One recording of the job: each fact as the last task knows it that knows it.",
@@ -285,6 +322,7 @@ _READ_BY_TASK = (
     "rival_chunk",
     "rival_detection",
     "device_total",
+    "device_work",
     "mark",
 )
 _INDEXES = (

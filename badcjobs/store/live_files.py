@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from badcjobs.model import known_values
 from badcjobs.store.atomic_write import replacing
 from badcjobs.store.connect import (
     file_uri,
@@ -148,7 +149,7 @@ def read_device_state(uri: str | None, device_id: int, before_ms: int) -> str | 
         return None
     reading = dict(rows[0])
     del reading["task_id"], reading["device_id"]
-    return json.dumps({name: value for name, value in reading.items() if value is not None})
+    return json.dumps(known_values(reading))
 
 
 def read_memory_peaks(uri: str | None, since_ms: int, until_ms: int | None = None) -> dict[int, int]:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from badcjobs.store.atomic_write import ROWS
 from badcjobs.store.connect import find_damage, read_only_uri, read_value, transaction
+from badcjobs.store.job_figures import settle_figures
 from badcjobs.store.job_schema import ORDERED_BY, create_indexes
 from badcjobs.store.overlaps import follow_changes, note_changes, settle_overlaps
 from badcjobs.store.schema import DERIVED, TABLES, columns_of
@@ -215,6 +216,7 @@ class JobWriter:
                     self._files[name] = replace(self._files[name], task_id=None, status="skipped", reason=reason)
             settle_recordings(self._db)
             settle_overlaps(self._db)
+            settle_figures(self._db)
             write_source_files(self._db, self._files.values())
             self._db.execute("INSERT OR REPLACE INTO meta VALUES ('made_by', ?)", (f"badcjobs {__version__}",))
         return read_source_files(self._db)  # without what was needed to merge them: there may be thousands

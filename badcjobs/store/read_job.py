@@ -20,6 +20,7 @@ from badcjobs.store.connect import (
     reading,
     rows_by_name,
 )
+from badcjobs.store.job_figures import TOPICS
 from badcjobs.store.read_model import (
     AlertFacts,
     CostFacts,
@@ -50,12 +51,12 @@ _CARDS = "count(DISTINCT coalesce(t.node, '') || char(0) || coalesce(d.uuid, d.t
 _ALERT_NODES = "SELECT DISTINCT a.kind, t.node FROM alert a JOIN task t USING (task_id) ORDER BY 1, 2"
 
 
-def read_job(path: Path, *, readings: bool = True) -> JobFacts:
-    """Return everything that the summary needs from a job database; the last ``readings`` of devices are optional."""
+def read_job(path: Path) -> JobFacts:
+    """Return everything that the summary needs from a job database."""
     with reading(path, lambda why: _suggest_fix(path, why)) as db:
         if not is_job_database(db):
             raise sqlite3.DatabaseError("this is a task database; merge it first")
-        return _read(db, path, readings=readings)
+        return _read(db, path)
 
 
 def _suggest_fix(path: Path, why: str) -> str:
@@ -90,20 +91,19 @@ def _folders(files: tuple[SourceFile, ...]) -> tuple[str, ...]:
     return tuple(sorted({str(Path(file.path).parent) for file in files}))
 
 
-def _read(db: sqlite3.Connection, database: Path, *, readings: bool) -> JobFacts:
+def _read(db: sqlite3.Connection, database: Path) -> JobFacts:
     files = _files(db)
     tasks, merged = add_last_contact(db, read_task_rows(db), files, database)
     # run.toml has only the settings that all tasks share.
     last_settings = max(((task.started_at_ms, task.settings) for task in tasks if task.settings), default=(0, ""))
-    [totals] = rows_by_name(db, _TOTALS)
-    [cost] = read_as(db, CostFacts, _COST)
+    figures = {topic: dict(db.execute(_FIGURES, (topic,))) for topic in TOPICS}
     return JobFacts(
-        **totals,
+        **figures["totals"],
         tasks=tuple(tasks),
-        devices=tuple(read_devices(db, readings=readings)),
+        devices=tuple(read_devices(db)),
         chunks=dict(db.execute("SELECT status, count(*) FROM chunk GROUP BY status")),
         failed=read_as(db, FailedChunk, _FAILED),
-        labels=tuple(db.execute(_LABELS)),
+        labels=tuple(db.execute("SELECT * FROM label_total ORDER BY detections DESC, label")),
         gaps=read_as(db, GapFacts, _GAPS),
         file_remarks=tuple((file.path, f"{file.status}: {file.reason}") for file in files if file.status != "merged"),
         lossy_paths=tuple(file.path for file in files if file.lost_something),
@@ -113,7 +113,7 @@ def _read(db: sqlite3.Connection, database: Path, *, readings: bool) -> JobFacts
         alerts=read_as(db, AlertFacts, _ALERTS),
         foreign=read_as(db, ForeignProcess, _FOREIGN),
         decisions=_read_decisions(db),
-        cost=cost,
+        cost=CostFacts(**figures["cost"]),
         durations=dict(db.execute(DURATIONS)),
         alert_nodes={kind: tuple(nodes) for kind, nodes in grouped(db.execute(_ALERT_NODES)).items()},
         recording_names=names if (names := count_gaps(db)).recordings else None,
@@ -127,6 +127,7 @@ def _read_decisions(db: sqlite3.Connection) -> tuple[DecisionFacts, ...]:
     return tuple(DecisionFacts(**{**row, "figures": parse_settings(row["figures"])}) for row in rows)
 
 
+_FIGURES = "SELECT name, value FROM job_figure WHERE topic = ?"
 _FAILED = f"""
     SELECT recording_id, chunk_id, status, attempts,
            coalesce(error_class, '') AS error_class,
@@ -181,72 +182,6 @@ _DECISIONS = """
                substr(code, 1, instr(code || '.', '.') - 1) AS topic
         FROM decision WHERE code NOT GLOB 'retry.*' GROUP BY topic, subject)
     ORDER BY topic, subject"""
-# Chunks that were done more than once, and whether only because Slurm restarted a task that could not end in order.
-_DONE_AGAIN = """
-    SELECT r.recording_id, r.chunk_id,
-           min(a.job_id = b.job_id AND a.array_index = b.array_index AND a.procid IS b.procid
-               AND coalesce(a.verdict, 'killed') IN ('killed', 'stopped')) AS restarted
-    FROM rival_chunk r JOIN chunk c USING (recording_id, chunk_id)
-    JOIN task a ON a.task_id = r.task_id
-    JOIN task b ON b.task_id = c.task_id
-    WHERE r.status = 'done' GROUP BY 1, 2"""
-# The cost of tries of chunks that were done before; only chunks with rivals can have such tries.
-_AGAIN_GPU_S = f"""
-    SELECT total(gpu_s) FROM (
-        SELECT c.gpu_s, row_number() OVER (
-            PARTITION BY a.recording_id, a.chunk_id
-            ORDER BY a.ended_at_ms, a.task_id, a.attempt_id) AS number
-        FROM ({_DONE_AGAIN})
-        JOIN attempt a USING (recording_id, chunk_id)
-        LEFT JOIN attempt_cost c USING (task_id, attempt_id)
-        WHERE a.outcome = 'done')
-    WHERE number > 1"""
-_TOTALS = f"""
-    SELECT c.done_s - o.overlap_s AS audio_done_s, o.overlap_s, c.done_of_unknown_length,
-           c.audio_left_s, c.left_of_unknown_length,
-           (SELECT count(*) FROM attempt) AS tries, p.cpu_tries, p.cpu_audio_s,
-           r.conflicts, r.restarted, g.failed_gpu_s, g.lost_gpu_s,
-           ({_AGAIN_GPU_S}) AS again_gpu_s
-    FROM (SELECT total(audio_s) FILTER (WHERE status = 'done') AS done_s,
-                 total(audio_s) FILTER (WHERE status = 'pending') AS audio_left_s,
-                 count(*) FILTER (WHERE status = 'done' AND audio_s IS NULL) AS done_of_unknown_length,
-                 count(*) FILTER (WHERE status = 'pending' AND audio_s IS NULL) AS left_of_unknown_length
-          FROM chunk) c,
-         (SELECT total(overlap_s) AS overlap_s FROM overlap) o,
-         (SELECT count(*) AS cpu_tries, total(c.audio_s - coalesce(o.overlap_s, 0)) AS cpu_audio_s
-          FROM attempt a JOIN chunk c USING (recording_id, chunk_id)
-          LEFT JOIN overlap o USING (recording_id, chunk_id)
-          WHERE a.outcome = 'done' AND a.device_id IS NULL) p,
-         (SELECT count(*) AS conflicts, coalesce(sum(restarted), 0) AS restarted
-          FROM ({_DONE_AGAIN})) r,
-         (SELECT total(gpu_s) FILTER (WHERE state = 'failed') AS failed_gpu_s,
-                 total(gpu_s) FILTER (WHERE state = 'lost') AS lost_gpu_s
-          FROM attempt_cost) g"""
-_LABELS = """
-    SELECT label, max(label_name), count(*) FROM recording_detection
-    GROUP BY label ORDER BY 3 DESC, 1"""
-# Percentiles by nearest rank.
-_COST = """
-    WITH cost AS MATERIALIZED (
-        SELECT gpu_s, busy_s, energy_j
-        FROM attempt_cost JOIN attempt USING (task_id, attempt_id)
-        WHERE outcome = 'done'),
-    figures AS MATERIALIZED (
-        SELECT count(*) AS tries, avg(gpu_s) AS gpu_s_mean, max(gpu_s) AS gpu_s_max,
-               avg(busy_s) AS busy_s_mean,
-               count(energy_j) AS energy_tries, avg(energy_j) AS energy_j_mean,
-               max(energy_j) AS energy_j_max
-        FROM cost)
-    SELECT *,
-        (SELECT gpu_s FROM cost ORDER BY 1
-         LIMIT 1 OFFSET (SELECT (tries - 1) / 2 FROM figures)) AS gpu_s_p50,
-        (SELECT gpu_s FROM cost ORDER BY 1
-         LIMIT 1 OFFSET (SELECT (95 * tries - 1) / 100 FROM figures)) AS gpu_s_p95,
-        (SELECT energy_j FROM cost ORDER BY 1 NULLS LAST
-         LIMIT 1 OFFSET (SELECT (energy_tries - 1) / 2 FROM figures)) AS energy_j_p50,
-        (SELECT energy_j FROM cost ORDER BY 1 NULLS LAST
-         LIMIT 1 OFFSET (SELECT (95 * energy_tries - 1) / 100 FROM figures)) AS energy_j_p95
-    FROM figures"""
 
 
 # --- changes of the merged files since the merge, by their times and sizes --------------------------------------------

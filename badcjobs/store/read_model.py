@@ -21,11 +21,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from math import isnan, nan
-from sys import intern
 from typing import Any
 
-from badcjobs.model import CHARTED, METRICS, NameGaps, PlaceCounts, ProcessFacts, Reading, is_silent
+from badcjobs.model import CHARTED, METRICS, NameGaps, PlaceCounts, ProcessFacts, Reading, is_silent, known_values
 from badcjobs.store.figures import StateTime
 
 ALIVE = ("running", "silent")
@@ -33,7 +33,7 @@ UNKNOWN_STATE = "unknown"  # of energy that cannot be split by state
 _COUNTER_COVERS = 0.9  # the energy counter is read every few seconds, so it misses the end of a task
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TaskAlert:
     """One alert of a task, or of a device of this machine."""
 
@@ -84,7 +84,7 @@ class PackedSteps(Sequence[int | None]):
 _NO_READING = -(2**15)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Trail:
     """The readings of a device in steps of equal length, oldest first; None: no reading in that step."""
 
@@ -124,27 +124,30 @@ class MetricFacts:
 class Named(Mapping[str, Any]):
     """Values of a device by their names, in little memory: a job may have tens of thousands of devices."""
 
-    __slots__ = ("_figures", "_make", "_names")
+    __slots__ = ("_figures", "_make", "_places")
 
     def __init__(self, make: Callable[..., Any], rows: Sequence[Sequence[Any]]) -> None:
         """Take rows of a name and the figures that make its value."""
         self._make = make
-        self._names = intern(" ".join(row[0] for row in rows))  # nearly all devices have the same
+        self._places = _places(tuple(row[0] for row in rows))
         self._figures = array("d", [nan if figure is None else figure for row in rows for figure in row[1:]])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names.split())
+        return iter(self._places)
 
     def __len__(self) -> int:
-        return len(self._names.split())
+        return len(self._places)
 
     def __getitem__(self, name: str) -> Any:
-        names = self._names.split()
-        if name not in names:
-            raise KeyError(name)
-        width = len(self._figures) // len(names)
-        place = width * names.index(name)
-        return self._make(*(None if isnan(figure) else figure for figure in self._figures[place : place + width]))
+        width = len(self._figures) // len(self._places or " ")
+        begin = width * self._places[name]
+        return self._make(*(None if isnan(figure) else figure for figure in self._figures[begin : begin + width]))
+
+
+@cache
+def _places(names: tuple[str, ...]) -> dict[str, int]:
+    """Return the place of each name; nearly all devices have the same names, and share it."""
+    return {name: place for place, name in enumerate(names)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +214,8 @@ class DeviceFacts:
     @property
     def last(self) -> dict[str, float]:
         """Its last reading: metric → value, and at_ms, without unknown values."""
-        values = {
-            "at_ms": self.read_at_ms,
-            **{metric: getattr(self.reading, metric) for metric in METRICS},
-        }
-        return {name: value for name, value in values.items() if value is not None}
+        values = {metric: getattr(self.reading, metric) for metric in METRICS}
+        return known_values({"at_ms": self.read_at_ms, **values})
 
     @property
     def shown(self) -> Reading:
@@ -472,7 +472,7 @@ class TaskFacts:
 # --- a job ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FailedChunk:
     """A chunk that failed permanently."""
 

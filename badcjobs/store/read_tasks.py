@@ -5,26 +5,27 @@ Published files are complete and never change in place; live files are not read 
 
 from __future__ import annotations
 
-import re
+import json
 import sqlite3
 from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
-from functools import partial
+from dataclasses import fields, replace
+from itertools import groupby
 from math import nan
+from operator import itemgetter
 from pathlib import Path
 from sys import intern
 from typing import Any
 
 from badcjobs.model import (
     CHARTED,
-    METRICS,
     ChartData,
     Envelope,
     ProcessFacts,
     Reading,
     Stretches,
+    known_values,
     silent_after_s,
 )
 from badcjobs.model.work import AUDIO_FAULTS
@@ -40,7 +41,7 @@ from badcjobs.store.connect import (
     reading,
     rows_by_name,
 )
-from badcjobs.store.figures import UNDER_WAY, StateTime
+from badcjobs.store.figures import StateTime
 from badcjobs.store.job_schema import DEVICE_SUMMARY
 from badcjobs.store.read_model import (
     DeviceFacts,
@@ -52,7 +53,7 @@ from badcjobs.store.read_model import (
     TaskFacts,
     Trail,
 )
-from badcjobs.store.schema import columns_of
+from badcjobs.store.schema import stretch_columns
 
 _CHUNKS = """
     SELECT task_id, sum(status = 'done') AS done,
@@ -108,18 +109,21 @@ _LAST_HOST = """
     SELECT at_ms, cpu_percent, memory_used_bytes,
            100.0 * memory_used_bytes / memory_total_bytes AS memory_percent
     FROM host_sample WHERE task_id = ? ORDER BY {order} DESC LIMIT 1"""
-_DEVICE = """d.device_id, t.name AS task, t.node, d.device_index AS "index", d.uuid, d.token, d.name, d.backend,
-             d.memory_total_bytes, d.power_limit_w, d.driver"""
+_WORK = tuple(part.name for part in fields(DeviceWork))
+_DEVICE = f"""d.device_id, t.name AS task, t.node, d.device_index AS "index", d.uuid, d.token, d.name, d.backend,
+             d.memory_total_bytes, d.power_limit_w, d.driver,
+             {", ".join(f"w.{name}" for name in _WORK)}, w.spark, w.last_reading,
+             l.last_at_ms AS read_at_ms"""
+_OF_DEVICE = """device d JOIN task t USING (task_id)
+    JOIN device_work w USING (device_id) JOIN device_total l USING (device_id)"""
 _DEVICES_NOW = f"""
-    SELECT {_DEVICE} FROM device d JOIN task t USING (task_id) ORDER BY d.device_index, d.token"""
-# Audio that two chunks have counts once.
-_DONE = """
-    SELECT c.device_id, count(*) AS done, total(c.audio_s - coalesce(o.overlap_s, 0)) AS audio_s
-    FROM {chunk} c LEFT JOIN overlap o USING (recording_id, chunk_id)
-    WHERE c.task_id = ?1 AND c.status = 'done' AND c.device_id IS NOT NULL GROUP BY 1"""
-_DONE_NOW = _DONE.format(chunk="chunk")
-# Also chunks that another task has done again, whose result was chosen.
-_DONE_EVER = _DONE.format(chunk="(SELECT * FROM chunk UNION ALL SELECT * FROM rival_chunk)")
+    SELECT {_DEVICE} FROM {_OF_DEVICE} ORDER BY d.device_index, d.token"""
+# Audio that two chunks have counts once, also if another task has done the chunk again, whose result was chosen.
+_TWICE = """
+    SELECT c.device_id, sum(o.overlap_s) FROM overlap o
+    JOIN (SELECT * FROM chunk UNION ALL SELECT * FROM rival_chunk) c
+    USING (recording_id, chunk_id)
+    WHERE c.status = 'done' GROUP BY 1"""
 _UNDER_WAY = f"""
     SELECT task_id, device_id, {CHUNK_NAME} FROM attempt WHERE ended_at_ms IS NULL ORDER BY started_at_ms DESC"""
 _TRAIL = """
@@ -136,9 +140,6 @@ _ALERTS = f"""
            d.uuid AS device_uuid, a.peak, a.threshold,
            {STILL_OPEN} AS is_open
     FROM alert a JOIN task t USING (task_id) LEFT JOIN device d ON d.device_id = a.device_id"""
-# of a device; they have the metrics that are read only every 20 s
-_RECENT_ROWS = 25
-_RECENT_MS = 25_000
 _MOST_UNDER_WAY = 16  # names of chunks to show
 _GONE_MS = 60_000  # the recorder reads processes less often than devices; one last seen longer ago has ended
 _PROCESSES = f"""
@@ -190,13 +191,12 @@ def read_task_rows(db: sqlite3.Connection, known: Collection[str] = ()) -> list[
         if row["name"] in known:
             continue
         task_id = row["task_id"]
-        row |= next(iter(rows_by_name(db, last_host, (task_id,))), {})
+        row |= next(rows_by_name(db, last_host, (task_id,)), {})
         read_at_ms = row.pop("at_ms", 0)
         row["last_sign_ms"] = row["ended_at_ms"] or max(row["last_sign_ms"], read_at_ms)
         row["workers"] = _workers_now(row["workers"], decisions[task_id])
         row["settings"] = intern(row["settings"] or "")  # most tasks have the same
-        facts = {name: value for name, value in row.items() if value is not None}
-        tasks.append(TaskFacts(**facts, errors=tuple(errors[task_id]), alerts=tuple(alerts[row["name"]])))
+        tasks.append(TaskFacts(**known_values(row), errors=tuple(errors[task_id]), alerts=tuple(alerts[row["name"]])))
     return tasks
 
 
@@ -240,30 +240,25 @@ def read_tasks(path: Path, known: Collection[str] = ()) -> tuple[TaskFacts, ...]
 def _read_devices_now(
     db: sqlite3.Connection,
     task: TaskFacts,
-    rows: Iterable[Mapping[str, Any]],
+    rows: Iterable[dict[str, Any]],
     under_way: Iterable[tuple[int, str]],
 ) -> Iterator[DeviceFacts]:
     """Yield the devices of a task with their last readings and what they do; ``under_way``: device → chunk."""
     is_alive = task.verdict is None
-    place = (task.task_id,)
-    last = last_readings(db, task.task_id)
-    audio = {device_id: (done, audio_s) for device_id, done, audio_s in db.execute(_DONE_NOW, place)}
-    stretches = grouped(db.execute(_TRAIL, place))
+    stretches = grouped(db.execute(_TRAIL, (task.task_id,)))
+    twice_s = dict(db.execute(_TWICE))
     chunks = grouped(under_way)
     for row in rows:
         device_id = row["device_id"]
-        read_at_ms, values = last.get(device_id, (None, Reading()))
         trail = _trail(stretches[device_id])
-        done, audio_s = audio.get(device_id, (0, 0.0))
-        yield DeviceFacts(
-            **row,
+        device = _device(row, twice_s)
+        audio_s = device.work.audio_s
+        yield replace(
+            device,
             alive=is_alive,
-            read_at_ms=read_at_ms,
-            reading=values,
             trail=trail,
             means=None if is_alive else trail.means,
             chunks=tuple(chunks[device_id][:_MOST_UNDER_WAY]),
-            work=DeviceWork(done=done, audio_s=audio_s),
             rate=audio_s / task.wall_s if audio_s and task.wall_s > 0 else None,
         )
 
@@ -293,28 +288,6 @@ def parse_settings(text: str | None) -> dict[str, Any]:
     return {}
 
 
-def last_readings(db: sqlite3.Connection, task_id: int) -> dict[int, tuple[int, Reading]]:
-    """Return the last reading of each device of a task, and when it was taken.
-
-    A task database has no index, but its samples are sorted by device: the counts give the row of the last one. A job
-    database is sorted otherwise and has an index.
-    """
-    select = f"SELECT at_ms, {', '.join(METRICS)} FROM sample WHERE device_id = ? AND at_ms BETWEEN ? AND ? AND"
-    totals = "SELECT device_id, samples, last_at_ms FROM device_total WHERE task_id = ? AND samples > 0 ORDER BY 1"
-    is_job = is_job_database(db)
-    last_by_device = {}
-    row_number = 0
-    for device_id, samples, last_ms in db.execute(totals, (task_id,)).fetchall():
-        row_number += samples
-        place = f"task_id = {task_id}" if is_job else f"rowid BETWEEN {row_number - _RECENT_ROWS} AND {row_number}"
-        sql = f"{select} {place} ORDER BY at_ms DESC LIMIT {_RECENT_ROWS}"
-        rows = db.execute(sql, (device_id, last_ms - _RECENT_MS, last_ms)).fetchall()
-        if rows:
-            readings = [Reading(**dict(zip(METRICS, row[1:], strict=True))) for row in rows]
-            last_by_device[device_id] = rows[0][0], readings[0].completed(readings[1:])
-    return last_by_device
-
-
 def _trail(stretches: Sequence[tuple[Any, ...]]) -> Trail:
     """Return stretches as columns; a missing stretch is a step without a reading."""
     if not stretches:
@@ -342,91 +315,57 @@ _DEVICES = f"""
            s.temperature_max_c, s.power_mean_w, s.span_s,
            s.energy_j AS energy_counter_j, s.energy_span_s AS energy_counter_span_s, s.energy_integrated_j,
            coalesce(s.gap_s, 0.0) AS gap_s, s.busy_mean_percent
-    FROM device d JOIN task t USING (task_id)
-    JOIN device_summary s USING (device_id)
-    WHERE d.task_id = ? ORDER BY d.device_index, d.token"""
-_UNREAD = Reading()
+    FROM {_OF_DEVICE} JOIN device_summary s USING (device_id)
+    ORDER BY t.job_id, t.array_index, t.restart, t.node, t.name, d.device_index, d.token"""
 _SHARED = ("task", "node", "name", "backend")  # the same text for many devices: kept once
-_THROTTLED = "SELECT device_id, reason, samples FROM throttle_count WHERE task_id = ?"
-_STATES = "SELECT device_id, state, total_s, measured_s, busy_s, energy_j FROM device_time WHERE task_id = ?"
-_METRIC_ROWS = """
-    SELECT device_id, metric, samples, minimum, mean, p50, p95, maximum
-    FROM metric_summary WHERE task_id = ? AND metric IN (
-        'utilization_percent', 'busy_percent', 'memory_used_bytes', 'temperature_c', 'power_w', 'sm_clock_mhz')"""
+# Each is stored in this order.
+_NAMED: dict[str, tuple[str, Callable[..., Any]]] = {
+    "states": (
+        "SELECT device_id, state, total_s, measured_s, busy_s, energy_j FROM device_time ORDER BY task_id, device_id",
+        StateTime,
+    ),
+    "metrics": (
+        """SELECT device_id, metric, samples, minimum, mean, p50, p95, maximum
+        FROM metric_summary WHERE metric IN (
+            'utilization_percent', 'busy_percent', 'memory_used_bytes', 'temperature_c', 'power_w', 'sm_clock_mhz')
+        ORDER BY task_id, device_id""",
+        MetricFacts.of,
+    ),
+    "throttled": ("SELECT device_id, reason, samples FROM throttle_count ORDER BY task_id, device_id", int),
+}
 
 
-def read_devices(db: sqlite3.Connection, *, readings: bool = True) -> Iterator[DeviceFacts]:
-    """Yield the devices of all tasks with the totals that were computed at publication, and their last ``readings``."""
+def read_devices(db: sqlite3.Connection) -> Iterator[DeviceFacts]:
+    """Yield the devices of all tasks with the totals that were computed at publication, and their last readings."""
     _show_like_job(db)
-    # One task at a time: a job may have tens of thousands of devices.
-    for task in db.execute("SELECT task_id FROM task ORDER BY job_id, array_index, restart, node, name"):
-        throttled = grouped(db.execute(_THROTTLED, task))
-        states = grouped(db.execute(_STATES, task))
-        metrics = grouped(db.execute(_METRIC_ROWS, task))
-        work = {row.pop("device_id"): DeviceWork(**row) for row in rows_by_name(db, _WORK, task)}
-        sparks = grouped(db.execute(_SPARKS, task))
-        last = last_readings(db, *task) if readings else {}
-        for row in rows_by_name(db, _DEVICES, task):
-            device_id = row["device_id"]
-            read_at_ms, reading = last.get(device_id, (None, _UNREAD))
-            yield DeviceFacts(
-                **{**row, **{name: row[name] and intern(row[name]) for name in _SHARED}},
-                states=Named(StateTime, states[device_id]),
-                metrics=Named(MetricFacts.of, metrics[device_id]),
-                throttled=Named(int, throttled[device_id]),
-                work=work[device_id],
-                spark=tuple(sparks[device_id]),
-                read_at_ms=read_at_ms,
-                reading=reading,
-            )
+    named = {name: _by_device(db, *source) for name, source in _NAMED.items()}
+    twice_s = dict(db.execute(_TWICE))
+    nothing = Named(float, ())
+    for row in rows_by_name(db, _DEVICES):
+        of_device = {name: by_device.pop(row["device_id"], nothing) for name, by_device in named.items()}
+        yield _device(row | of_device, twice_s)
 
 
-# Percentiles by nearest rank. The caller decides by the time whether tries under way are lost.
-_WORK = f"""
-    SELECT d.device_id,
-           (SELECT count(*) FROM worker w
-            WHERE w.task_id = d.task_id AND w.device_id = d.device_id) AS workers,
-           count(*) FILTER (WHERE a.outcome = 'done') AS done,
-           count(*) FILTER (WHERE a.outcome = 'failed') AS failed,
-           count(*) FILTER (WHERE a.is_lost) AS lost,
-           coalesce(c.audio_s, 0.0) AS audio_s,
-           max(a.done_s) FILTER (WHERE a.number <= (a.many + 1) / 2) AS chunk_p50_s,
-           max(a.done_s) FILTER (WHERE a.number <= (95 * a.many + 99) / 100) AS chunk_p95_s,
-           max(a.done_s) AS chunk_max_s,
-           max(a.ended_at_ms) AS last_end_ms,
-           max(a.error_class) FILTER (WHERE a.error_class IN ('gpu_lost', 'ran_on_cpu')) AS gave_up,
-           count(*) FILTER (WHERE a.is_under_way) AS under_way,
-           total(a.under_way_s) AS under_way_s
-    FROM device d LEFT JOIN (
-        SELECT a.device_id, a.outcome, a.ended_at_ms, a.error_class,
-               (a.outcome IS NULL OR a.outcome = 'lost') AND NOT {UNDER_WAY} AS is_lost,
-               {UNDER_WAY} AS is_under_way,
-               iif({UNDER_WAY}, (
-                   SELECT gpu_s FROM attempt_cost k
-                   WHERE k.task_id = a.task_id AND k.attempt_id = a.attempt_id), NULL) AS under_way_s,
-               iif(a.outcome = 'done', (a.ended_at_ms - a.started_at_ms) / 1000.0, NULL) AS done_s,
-               row_number() OVER (PARTITION BY a.device_id, a.outcome
-                                  ORDER BY a.ended_at_ms - a.started_at_ms) AS number,
-               count(*) OVER (PARTITION BY a.device_id, a.outcome) AS many
-        FROM attempt a JOIN task t USING (task_id)
-        LEFT JOIN worker w USING (worker_id)
-        WHERE a.task_id = ?1) a USING (device_id)
-    LEFT JOIN ({_DONE_EVER}) c USING (device_id)
-    WHERE d.task_id = ?1 GROUP BY d.device_id"""
-# The mean utilization in 20 parts of the task's time, in whole percent; NULL: no sample.
-_SPARKS = """
-    WITH span AS MATERIALIZED (
-        SELECT min(from_ms) AS first_ms, max(to_ms) AS last_ms
-        FROM device_stretch WHERE task_id = ?1)
-    SELECT device_id, CAST(round(sum(utilization_mean_percent * samples)
-                                 / sum(iif(utilization_mean_percent IS NULL, 0, samples))) AS INTEGER)
-    FROM span, device_stretch WHERE task_id = ?1
-    GROUP BY device_id, (from_ms - first_ms) * 20 / (last_ms - first_ms) ORDER BY device_id, from_ms"""
+def _by_device(db: sqlite3.Connection, sql: str, make: Callable[..., Any]) -> dict[int, Named]:
+    """Return what is known of each device, in little memory: a job may have tens of thousands of them."""
+    return {
+        device_id: Named(make, [row[1:] for row in rows]) for device_id, rows in groupby(db.execute(sql), itemgetter(0))
+    }
+
+
+def _device(row: dict[str, Any], twice_s: Mapping[int, float]) -> DeviceFacts:
+    """Return a device from a row of ``_DEVICE``; ``twice_s``: its audio that two chunks have, which counts once."""
+    work = {name: row.pop(name) for name in _WORK}
+    work["audio_s"] -= twice_s.get(row["device_id"], 0.0)
+    row |= {name: row[name] and intern(row[name]) for name in _SHARED}
+    spark = tuple(json.loads(row.pop("spark")))
+    reading = Reading(**json.loads(row.pop("last_reading")))
+    return DeviceFacts(**row, work=DeviceWork(**work), spark=spark, reading=reading)
 
 
 # --- over time --------------------------------------------------------------------------------------------------------
 
-_FIGURES = [name for name in columns_of("device_stretch") if re.search("_(min|mean|max)_", name)]
+_FIGURES = ", ".join(name for metric in CHARTED for name in stretch_columns(metric))
 
 DURATIONS = "SELECT ended_at_ms - started_at_ms, count(*) FROM attempt WHERE outcome = 'done' GROUP BY 1"
 _SETS = "SELECT count(DISTINCT value) FROM task_meta WHERE key = 'settings'"
@@ -438,7 +377,7 @@ _STRETCHES = f"""
                SELECT coalesce(max(a.ended_at_ms), 0)
                FROM attempt a JOIN device d USING (task_id)
                WHERE d.device_id = ?1 AND a.device_id = ?1
-               AND a.outcome = 'done'), 'lost', state), {", ".join(_FIGURES)}
+               AND a.outcome = 'done'), 'lost', state), {_FIGURES}
     FROM device_stretch
     WHERE task_id = (SELECT task_id FROM device WHERE device_id = ?1)
     AND device_id = ?1
@@ -450,14 +389,20 @@ def read_chart_data(path: Path) -> Iterator[ChartData]:
     """Give the data of a job database that the page shows in addition to the summary."""
     with reading(path) as db:
         yield ChartData(
-            stretches=partial(_read_stretches, db),
+            together=read_together(db),
+            stretches=lambda device_id, is_given_up: _stretches(db, _STRETCHES, device_id, is_given_up),
             sets_of_settings=read_value(db, _SETS),
             versions=tuple(row[0] for row in db.execute(_VERSIONS)),
         )
 
 
-def _read_stretches(db: sqlite3.Connection, device_id: int, is_given_up: bool) -> Stretches | None:
-    rows = db.execute(_STRETCHES, (device_id, is_given_up)).fetchall()
+def read_together(db: sqlite3.Connection) -> Stretches | None:
+    """Return the readings of all devices together; None: there are no data over time."""
+    return _stretches(db, f"SELECT from_ms, to_ms, '', {_FIGURES} FROM job_stretch ORDER BY 1")
+
+
+def _stretches(db: sqlite3.Connection, sql: str, *values: object) -> Stretches | None:
+    rows = db.execute(sql, values).fetchall()
     if not rows:
         return None
     from_ms, to_ms, states, *columns = zip(*rows, strict=True)

@@ -383,11 +383,18 @@ _OWN = (
     ),
 )
 
-_STRETCH_FIGURES = {}
-for _name in CHARTED:
-    _metric, _unit = _name.rsplit("_", 1)
-    for _part, _adjective in (("min", "smallest"), ("mean", "mean"), ("max", "largest")):
-        _STRETCH_FIGURES[f"{_metric}_{_part}_{_unit} REAL"] = f"{_adjective} of `sample.{_name}` in it"
+
+def stretch_columns(metric: str) -> tuple[str, str, str]:
+    """Return the columns of a metric in a table of stretches: its smallest, mean and largest reading."""
+    name, unit = metric.rsplit("_", 1)
+    return f"{name}_min_{unit}", f"{name}_mean_{unit}", f"{name}_max_{unit}"
+
+
+STRETCH_FIGURES = {
+    f"{column} REAL": f"{adjective} of `sample.{metric}` in it"
+    for metric in CHARTED
+    for column, adjective in zip(stretch_columns(metric), ("smallest", "mean", "largest"), strict=True)
+}
 
 # Computed from the rows of the other tables; not salvaged from a damaged file, but computed again.
 _DERIVED = (
@@ -467,6 +474,28 @@ _DERIVED = (
         key="task_id, attempt_id",
     ),
     TableDef(
+        "device_work",
+        "What was done on one device, and how it was used; computed at publication.",
+        {
+            "device_id INTEGER PRIMARY KEY REFERENCES device (device_id)": "device.device_id",
+            **_TASK_ID,
+            "workers INTEGER NOT NULL": "engine processes, or slots for them; a restarted one counts again",
+            "done INTEGER NOT NULL": "tries that succeeded",
+            "failed INTEGER NOT NULL": "tries that failed",
+            "lost INTEGER NOT NULL": "tries that were lost with their worker, or interrupted",
+            "audio_s REAL NOT NULL": "length of the chunks that are done, with overlaps",
+            "chunk_p50_s REAL": "duration of the tries that succeeded: the median, by nearest rank",
+            "chunk_p95_s REAL": "the 95th percentile",
+            "chunk_max_s REAL": "the longest",
+            "last_end_ms INTEGER": "end of the last try that has ended",
+            "gave_up TEXT": "the error class with which its workers ended before all work was done; NULL: they did not",
+            "under_way INTEGER NOT NULL": "tries in progress, counted as working",
+            "under_way_s REAL NOT NULL": "their time, split between tries at the same time",
+            "spark TEXT NOT NULL": "JSON: mean utilization in 20 parts of the task's time, in percent; null: no sample",
+            "last_reading TEXT NOT NULL": "JSON: the last value of each metric, if it is not older than 25 s",
+        },
+    ),
+    TableDef(
         "device_stretch",
         "The samples of a device in at most 120 stretches of equal length, with its states in each.",
         {
@@ -476,7 +505,7 @@ _DERIVED = (
             "to_ms INTEGER NOT NULL": "when it ends",
             "state TEXT NOT NULL": "the longest state in it; see device_time",
             "samples INTEGER NOT NULL": "number of samples in it; 0: the columns that follow are NULL",
-            **_STRETCH_FIGURES,
+            **STRETCH_FIGURES,
             **{f"{state}_s REAL NOT NULL": f"seconds of it in the state {state}" for state in STATES},
         },
     ),

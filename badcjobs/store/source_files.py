@@ -250,7 +250,7 @@ def _describe(intake: Intake, database: Path) -> Intake:
     with closing(open_sealed(database)) as db:
         refuse_strange_tables(db)
         counts = read_row_counts(db)
-        tasks = rows_by_name(db, _TASKS)
+        tasks = list(rows_by_name(db, _TASKS))
         if len(tasks) != 1:
             raise DatabaseProblem("it contains no task" if not tasks else f"it contains {len(tasks)} tasks")
         last_sign_ms = read_value(db, _LAST_SIGN)

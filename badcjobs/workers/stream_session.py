@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from badcjobs.masking import find_secrets, mask
-from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection, Place
+from badcjobs.model import Chunk, ChunkResult, ChunkStarted, Detection, Place, known_values
 from badcjobs.processes import ForkParent, last_lines
 from badcjobs.seams import More, SessionBroken, nothing_more
 from badcjobs.workers import policy
@@ -286,7 +286,7 @@ def place_facts(place: Place) -> dict[str, object]:
         "recorded_at": place.recorded_on,
         "location_name": place.location_name,
     }
-    return {name: value for name, value in facts.items() if value is not None}
+    return known_values(facts)
 
 
 def log_size(path: Path) -> int:

@@ -93,8 +93,8 @@ def begin_chunk(folder):
 
 
 def idle(folder):
-    at_end = "at_ms = (SELECT max(at_ms) FROM sample)"
-    sql(folder, f"UPDATE sample SET utilization_percent = 0, power_w = 60 WHERE {at_end}")
+    now = "json_set(last_reading, '$.utilization_percent', 0, '$.power_w', 60.0)"
+    sql(folder, f"UPDATE device_work SET last_reading = {now}")
 
 
 def tell_ends(folder):

@@ -5,13 +5,16 @@ import gzip
 import json
 import math
 import re
+import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rooms import store
 from rooms.model import CHARTED, ChartData, Envelope, Stretches
-from rooms.report import as_parts, choose, curve, draw, find_runs, make_histogram, over_all, page, summarize
+from rooms.report import as_parts, choose, curve, draw, find_runs, make_histogram, page, summarize
 from support.behaviour import page_text, pretty
 from support.facts import HOUR_MS, JOB, NASTY, START_MS, TASK, device
 
@@ -30,8 +33,20 @@ def stretches(states, figures=None, *, from_ms=0, width_ms=1000):
 
 
 def together(devices):
-    longest_ms = max(one.to_ms[0] - one.from_ms[0] for one in devices)
-    return over_all(devices, min(one.from_ms[0] for one in devices), max(one.to_ms[-1] for one in devices), longest_ms)
+    """Return what a merge makes of the stretches of these devices."""
+    rows = []
+    for number, one in enumerate(devices):
+        for place, span in enumerate(zip(one.from_ms, one.to_ms, one.states, strict=True)):
+            figures = [part[place] for metric in CHARTED for part in one.metrics[metric]]
+            known = [None if math.isnan(figure) else figure for figure in figures]
+            rows.append((0, number, *span, 1, *known, *[0.0] * len(LETTERS)))
+    with closing(sqlite3.connect(":memory:")) as db:
+        for table in store.JOB_TABLES:
+            if table.name in ("device_stretch", "job_stretch"):
+                db.execute(table.ddl())
+        db.executemany(store.insert_sql("device_stretch"), rows)
+        store.settle_stretches(db)
+        return store.read_together(db)
 
 
 def drawn(script):
@@ -87,11 +102,16 @@ def data_of(known=None, given_up=None, sets_of_settings=0, versions=()):
     second = stretches("iww", [5e9, 7e9, 9e9], from_ms=START_MS + 2000, width_ms=1500)
     usual = {1: first, 2: second} if known is None else known
     over = {**usual, **(given_up or {})}
-    return ChartData(lambda device_id, is_over: (over if is_over else usual).get(device_id), sets_of_settings, versions)
+    return ChartData(
+        together(usual.values()),
+        lambda device_id, is_over: (over if is_over else usual).get(device_id),
+        sets_of_settings,
+        versions,
+    )
 
 
 def test_what_is_drawn_and_sent_to_the_page(pages):
-    third = replace(device(2), node="gpu10", power_limit_w=250.0)
+    third = replace(device(2), node="gpu10", power_limit_w=250.0, states={})
     charts = draw(summarize(replace(JOB, devices=(device(), device(1), third))), data_of())
     speed = curve("speed", "× real time", "0.0", [(30.0, 5.0), (600.0, 9.0)], 8.0, (60.0, 900.0))
     probed, places = as_parts({"speed": speed})

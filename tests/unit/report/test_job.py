@@ -8,6 +8,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 import tempfile
 from dataclasses import MISSING, dataclass, fields, replace
 from io import BytesIO
@@ -24,6 +25,7 @@ from rooms.root import BadcjobsError, BadInput, DatabaseProblem, FrozenRun, RunS
 from rooms.store import Completeness, MergeOrder, Record, TaskFacts, asked_of, merge, read_job, write_record
 from support.cases import read_data
 from support.damage import garbage_page, page_with
+from support.databases import change
 from support.facts import calls
 from support.filesystems import largest_file, powerless_folder
 from support.hand_clock import HandClock
@@ -365,6 +367,28 @@ def test_a_page_is_written_whole_or_not_at_all_and_merge_says_where_it_is(tmp_pa
     assert f"\n  report      {page_path}" in files_text(done)
     assert done.to_dict()["files"] == {"read_now": 0, "by_status": {"merged": 1}}
     assert len(done.to_dict()["removed"]["removed"]) == 1 and not list((tmp_path / "run" / "tasks").iterdir())
+
+
+def test_a_page_is_made_again_only_if_it_would_differ(tmp_path, monkeypatch):
+    page_path = tmp_path / "run" / "report.html"
+    path = task(tmp_path / "run", 0, "done", ended=False)
+    order = MergeOrder([tmp_path / "run"], merged(tmp_path / "run"))
+
+    def is_made_again():
+        os.utime(page_path, (0, 0))
+        finish_job(order, CLOCK)
+        return page_path.stat().st_mtime > 0
+
+    finish_job(order, CLOCK)
+    whole = page_path.read_text()
+    assert not is_made_again()
+    page_path.write_text(whole[:-100])
+    assert is_made_again(), "its end was lost"
+    for statement in ("UPDATE task SET verdict = 'done'", "UPDATE chunk SET error = 'x'"):
+        change(path, statement)
+        assert is_made_again() and not is_made_again(), statement
+    monkeypatch.setitem(sys.modules, "bokeh", None)
+    assert is_made_again(), "without charts"
 
 
 def test_what_record_wrote_as_text_is_reported_and_other_text_is_refused(tmp_path):

@@ -29,7 +29,7 @@ from badcjobs import __version__
 
 Rows = Counter[tuple[Any, ...]]
 NOT_OF_ONE_TASK = ("meta", "source_file", "task_meta", "recording")
-JOINED = ("recording_detection", "recording_rarity", "overlap")
+JOINED = ("recording_detection", "recording_rarity", "overlap", "job_figure", "label_total", "job_stretch")
 TABLES = [table.name for table in store.JOB_TABLES if table.name not in (*NOT_OF_ONE_TASK, *JOINED)]
 
 
