@@ -26,7 +26,7 @@ def settle_figures(db: sqlite3.Connection) -> None:
 def settle_stretches(db: sqlite3.Connection) -> None:
     """Write the smallest, mean and largest reading of all devices in stretches of equal length.
 
-    None is shorter than the longest stretch of a device, so each of those counts where its middle is.
+    Each is at least as long as the longest stretch of a device, so each of those counts where its middle is.
     """
     from_ms, to_ms, longest_ms = db.execute(
         "SELECT min(from_ms), max(to_ms), max(to_ms - from_ms) FROM device_stretch"
