@@ -48,7 +48,7 @@ def test_a_job_is_what_its_tasks_are_and_report_says_what_merge_said(site):
     again = site.badcjobs("report", site.out, "--html", page)
     said, _, following = again.stdout.partition("\nnext: ")
     assert reported.stdout.startswith(said.rstrip()) and reported.stdout.endswith(f"\nnext: {following}")
-    assert page.read_text() == (site.out / "report.html").read_text()
+    assert (site.out / "report.html").read_text().rpartition("<!--")[0] == page.read_text()
     files = {"files": summary["files"], "removed": None, "why_no_report": None}  # what merge alone knows
     assert {**site.badcjobs("report", job, "--json").json, **files} == summary
     text = page.read_text()
