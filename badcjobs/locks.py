@@ -126,7 +126,7 @@ _LAST_MS = 253_402_300_799_999  # of the year 9999
 _FILE_NAME = re.compile(r"\.(.+)-([0-9a-f]+)")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Holder:
     """The content of a lease."""
 

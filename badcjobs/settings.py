@@ -74,7 +74,7 @@ _KIND_OF_FIELD = {  # by its annotation
 _METAVARS = {"count": "N", "number": "S"}  # the default metavar of an option
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Setting:
     """One setting; ``heading`` is that of its option on the help page, None: it is only a key of the file."""
 

@@ -28,9 +28,9 @@ class DelayedSignals:
     """
 
     meanwhile: str = ""
-    delays: bool = False
+    delays: bool = False  # else the first signal interrupts the running code
     came: signal.Signals | None = None
-    before: dict[signal.Signals, object] = field(default_factory=dict)
+    before: dict[signal.Signals, object] = field(default_factory=dict)  # the handlers to restore
 
     def __enter__(self) -> DelayedSignals:
         for number in _SUDDEN:
@@ -77,9 +77,9 @@ class BatchTask:
 
     argv: tuple[str, ...]
     requeues: int
-    child: int | None = None
+    child: int | None = None  # its process id
     said: int | None = None  # a file in memory: the child writes here if another task has its work
-    ended: bool = False
+    ended: bool = False  # by TERM
 
     def __call__(self) -> None:
         """Run the task; exit with its code."""

@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from badcjobs.errors import BadInput
-from badcjobs.model import METRICS, InventoryDevice, ProcessReading, Reading
+from badcjobs.model import METRICS, InventoryDevice, ProcessReading, Reading, known_values
 from badcjobs.seams import Clock, DeviceUnreadable, GpuReader
 from badcjobs.small_files import DamagedFile, parse_fields
 
@@ -369,8 +369,7 @@ class ReplayReader(GpuReader):
             " ORDER BY device_index, parent_uuid NOT NULL, token"
         )
         for position, (device_id, uuid, *columns) in enumerate(rows):
-            facts: dict[str, Any] = {"name": "GPU", "index": position}
-            recorded = zip(("index", *_DEVICE), columns, strict=True)
-            facts |= {name: value for name, value in recorded if value is not None}
+            recorded = dict(zip(("index", *_DEVICE), columns, strict=True))
+            facts = {"name": "GPU", "index": position, **known_values(recorded)}
             self._ids[uuid] = device_id
             self._inventory.append(InventoryDevice(uuid=uuid, backend=self.backend, **facts))

@@ -89,7 +89,7 @@ def finish_job(
     why_no_report = None
     mark = _page_mark(order.target, summary)
     try:
-        if not (report.is_file() and report.read_bytes().endswith(mark.encode())):
+        if not _ends_with(report, mark):
             write_whole(report, [ReportedJob(order.target, job_title(order.target), summary).to_html(), mark])
     except BadInput as error:
         why_no_report = error.why or error.what
@@ -111,6 +111,12 @@ def _page_mark(database: Path, summary: Summary) -> str:
         {**vars(summary), "facts": None},
     )
     return f"<!-- {stable_id(repr(shown))} -->\n"
+
+
+def _ends_with(path: Path, text: str) -> bool:
+    with suppress(OSError):  # there is none, or it cannot be read
+        return path.read_bytes().endswith(text.encode())
+    return False
 
 
 def _why_none(inputs: Sequence[Path], error: NoTaskDatabases) -> DatabaseProblem:

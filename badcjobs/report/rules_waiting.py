@@ -217,12 +217,13 @@ def _at_work(facts: JobFacts) -> Iterator[_TaskTime]:
     """Yield the tasks with an engine whose devices were used and measured."""
     devices = by_task(facts.devices)
     for task in facts.tasks:
-        if task.engine is not None and (time := _time_of(task, devices[task.name])).devices:
+        time = _time_of(task, devices[task.name])
+        if time.devices and task.engine is not None:
             yield time
 
 
 def _time_of(task: TaskFacts, devices: Sequence[DeviceFacts]) -> _TaskTime:
-    """Add up the time of its devices; if it has not ended without start-up, which may still pay off."""
+    """Add up the time of its devices; without start-up if it has not ended, because that may still pay off."""
     time = _TaskTime(task, [])
     rest = list[tuple[DeviceFacts, float]]()
     for device in devices:
@@ -230,7 +231,8 @@ def _time_of(task: TaskFacts, devices: Sequence[DeviceFacts]) -> _TaskTime:
         if task.state in NOT_ENDED:
             states.pop("start_up", None)
         seen = {state: seen_s(one) for state, one in states.items()}
-        if not (has_tried(device) and any(seen.values())) or never_worked(device):
+        is_measured = any(seen.values())
+        if not is_measured or not has_tried(device) or never_worked(device):
             continue
         idle = {state: seen[state] - (one.busy_s or 0.0) for state, one in states.items()}
         time.devices.append(device)

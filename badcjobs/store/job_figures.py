@@ -42,6 +42,7 @@ def settle_stretches(db: sqlite3.Connection) -> None:
 
 
 def _together() -> str:
+    """Return the query for the readings by the number of the stretch; ?1: the first moment, ?2: the length."""
     parts = []
     for metric in CHARTED:
         low, mean, high = stretch_columns(metric)
